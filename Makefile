@@ -1,0 +1,67 @@
+# Every target builds .venv by itself, from pyproject.toml alone, and only when that file changed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(CURDIR)/$(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Test processes. Most tests wait for something most of the time, so more than there are cores.
+WORKERS ?= 4
+
+# Spark and every server stay on loopback; Spark's Python workers run on the venv's interpreter.
+export SPARK_LOCAL_IP := 127.0.0.1
+export PYSPARK_PYTHON := $(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+
+.PHONY: help venv java check format test demo bench docs clean
+
+help:
+	@echo "make check   format check, lint, types"
+	@echo "make test    all tests, against every server found (ARGS='-k name' to choose)"
+	@echo "make demo    a minute with the engine: embedded server, 10,000 jobs"
+	@echo "make bench   measured rates beside their floors (ROWS=a,b to choose)"
+	@echo "make docs    write docs/options.md from the declarations"
+	@echo "make format  rewrite the sources in house format"
+	@echo "make clean   remove .venv and caches"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is older. Set PYTHON=/path/to/python3.11."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get -qq update && apt-get -qq -y install python3-venv; \
+	    else echo "Python's venv module is missing: install Debian's package python3-venv."; exit 1; fi; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+# Spark needs Java 17 or newer.
+java:
+	@command -v java >/dev/null || \
+	  { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	      echo "java is missing: installing openjdk-17-jre-headless"; \
+	      apt-get -qq update && apt-get -qq -y install openjdk-17-jre-headless >/dev/null; \
+	    else echo "Java 17 or newer is needed by Spark: install openjdk-17-jre-headless."; exit 1; fi; }
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(STAMP) java
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+demo: $(STAMP)
+	$(BIN)/python -m benchmarks.first_steps
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS))
+
+docs: $(STAMP)
+	$(BIN)/python -m docs.generate
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache *.egg-info

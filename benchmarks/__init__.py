@@ -1,0 +1,1 @@
+"""Measured rates, each beside its floor or peer in one run: ``make bench``."""

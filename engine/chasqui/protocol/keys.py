@@ -1,0 +1,74 @@
+"""Every key of a queue, and the rules for the names that go into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chasqui.errors import ConfigError
+from chasqui.job import MAX_ID_BYTES, MAX_NAME_BYTES
+
+MAX_QUEUE_BYTES = 256
+
+
+class Keys:
+    """The keys of one queue. They share the hash tag ``{chasqui:<queue>}``: one queue lives in one cluster slot."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = checked_queue(queue)
+        self.prefix = f"{{chasqui:{queue}}}"
+        self.stream = f"{self.prefix}:stream"
+        self.delayed = f"{self.prefix}:delayed"
+        self.dlq = f"{self.prefix}:dlq"
+        self.events = f"{self.prefix}:events"
+        self.repeat = f"{self.prefix}:repeat"
+        self.paused = f"{self.prefix}:paused"
+        self.promoter_lock = f"{self.prefix}:promoter:lock"
+        self.scheduler_lock = f"{self.prefix}:scheduler:lock"
+
+    def result(self, job_id: str) -> str:
+        return f"{self.prefix}:result:{job_id}"
+
+    def dedup(self, job_id: str) -> str:
+        """The marker that makes an id unique; also what native delayed adds look at."""
+        return f"{self.prefix}:dlid:{job_id}"
+
+    def delayed_index(self, job_id: str) -> str:
+        return f"{self.prefix}:didx:{job_id}"
+
+    def repeat_spec(self, spec_key: str) -> str:
+        return f"{self.prefix}:repeat:spec:{spec_key}"
+
+
+def _utf8(what: str, value: Any, limit: int) -> bytes:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} expects text, got {type(value).__name__}")
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what} holds characters that UTF-8 cannot write (a lone surrogate): {value!r:.80}"
+        ) from None
+    if len(data) > limit:
+        raise ConfigError(f"{what} takes at most {limit} bytes of UTF-8, got {len(data)}: shorten it")
+    return data
+
+
+def checked_queue(queue: Any) -> str:
+    """A queue's name: not empty, without braces (they delimit the cluster's hash tag) and control characters."""
+    _utf8("queue", queue, MAX_QUEUE_BYTES)
+    if not queue.strip() or any(c in "{}" or ord(c) < 32 or ord(c) == 127 for c in queue):
+        raise ConfigError(f"queue expects a name without braces and control characters, not blank; got {queue!r:.80}")
+    return str(queue)
+
+
+def name_bytes(name: Any) -> bytes:
+    """A job's name in UTF-8, which is empty for unnamed jobs."""
+    return _utf8("name", name, MAX_NAME_BYTES)
+
+
+def id_bytes(job_id: Any) -> bytes:
+    """A job id that a caller chose, in UTF-8."""
+    data = _utf8("id", job_id, MAX_ID_BYTES)
+    if not str(job_id).strip():
+        raise ConfigError(f"id expects text that is not blank, got {job_id!r}; leave it out to have one made")
+    return data

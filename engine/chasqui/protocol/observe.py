@@ -1,0 +1,53 @@
+"""Figures of a queue, results of jobs, pausing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from chasqui.job import Stats
+from chasqui.protocol.flow import Batch, Flow, Refusal, command, values
+from chasqui.protocol.keys import Keys
+from chasqui.protocol.replies import entry_ms, number
+
+
+def stats(keys: Keys, group: str) -> Flow[Stats]:
+    """One round trip. A job that is being worked on still stands in the stream, so waiting = length - pending."""
+    replies = yield Batch(
+        (
+            command("XLEN", keys.stream, safe=True),
+            command("XPENDING", keys.stream, group, safe=True),
+            command("ZCARD", keys.delayed, safe=True),
+            command("XLEN", keys.dlq, safe=True),
+            command("XRANGE", keys.stream, "-", "+", "COUNT", 1, safe=True),
+            command("TIME", safe=True),
+            command("EXISTS", keys.paused, safe=True),
+        )
+    )
+    if isinstance(replies[1], Refusal) and replies[1].code == "NOGROUP":
+        replies[1] = [0]
+    length, summary, delayed, dlq, oldest, clock, paused = values(replies)
+    pending = number(summary[0])
+    now_ms = number(clock[0]) * 1000 + number(clock[1]) // 1000
+    return Stats(
+        waiting=max(0, number(length) - pending),
+        pending=pending,
+        delayed=number(delayed),
+        dlq=number(dlq),
+        oldest_age_ms=max(0, now_ms - entry_ms(oldest[0][0])) if oldest else 0,
+        paused=bool(paused),
+    )
+
+
+def pause(keys: Keys) -> Flow[None]:
+    yield command("SET", keys.paused, "1", safe=True)
+
+
+def resume(keys: Keys) -> Flow[None]:
+    yield command("DEL", keys.paused, safe=True)
+
+
+def results(keys: Keys, ids: Sequence[str]) -> Flow[list[Any]]:
+    """The stored bytes of each job's result, None where there is none."""
+    replies = yield Batch(tuple(command("GET", keys.result(job_id), safe=True) for job_id in ids))
+    return values(replies)

@@ -1,0 +1,73 @@
+"""Raw replies -> values. Total: odd data gives an odd value, never an exception in a loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chasqui.errors import DecodeError
+from chasqui.job import DlqEntry, Job
+from chasqui.payload import PayloadCodec
+from chasqui.protocol.codec import decode_envelope, decode_name
+from chasqui.protocol.flow import Refusal
+
+
+def fields(flat: Any) -> dict[bytes, bytes]:
+    """A stream entry's fields; of a repeated one the first counts."""
+    found: dict[bytes, bytes] = {}
+    if isinstance(flat, list):
+        for i in range(0, len(flat) - 1, 2):
+            found.setdefault(flat[i], flat[i + 1])
+    return found
+
+
+def plain(raw: Any) -> str:
+    """Text for people: whatever came, made readable."""
+    return raw.decode(errors="replace") if isinstance(raw, bytes) else "" if raw is None else str(raw)
+
+
+def number(reply: Any) -> int:
+    """An integer reply; some servers' scripts send them as text. An error reply and nil count as 0."""
+    if reply is None or isinstance(reply, Refusal):
+        return 0
+    return int(reply)
+
+
+def entry_ms(entry_id: bytes | str) -> int:
+    """The millisecond part of a stream entry's id."""
+    return int(plain(entry_id).partition("-")[0])
+
+
+def job(data: bytes, name: bytes | None, entry_id: str, codec: PayloadCodec) -> Job:
+    """The job in those bytes, or ``DecodeError``."""
+    envelope = decode_envelope(data)
+    return Job(
+        id=envelope.id,
+        name=decode_name(name),
+        payload=codec.unpack(envelope.payload),
+        created_at_ms=envelope.created_at_ms,
+        attempt=envelope.attempt,
+        retry=envelope.retry,
+        entry_id=entry_id,
+    )
+
+
+def dlq_entry(entry: Any, codec: PayloadCodec) -> DlqEntry:
+    """A dead letter; ``job`` is None where its bytes are no job."""
+    found = fields(entry[1])
+    source_id = plain(found.get(b"source_id"))
+    data = found.get(b"d", b"")
+    detail, error = found.get(b"detail"), found.get(b"error")
+    try:
+        decoded = job(data, found.get(b"n"), source_id, codec)
+    except DecodeError:
+        decoded = None
+    return DlqEntry(
+        dlq_id=plain(entry[0]),
+        source_id=source_id,
+        reason=plain(found.get(b"reason")),
+        detail=None if detail is None else plain(detail),
+        payload=data,
+        name=decode_name(found.get(b"n")),
+        job=decoded,
+        error=None if error is None else plain(error),
+    )

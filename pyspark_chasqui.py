@@ -1,0 +1,1 @@
+"""Spark looks for data sources in top-level modules named pyspark_*: this makes the format known to it."""

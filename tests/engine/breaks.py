@@ -1,0 +1,29 @@
+"""Ways in which a server or the connection to it breaks, for the tests of faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from chasqui.embedded import EmbeddedServer
+from tests.proxy import CUT, DROP_REPLY, Act, Proxy
+
+each_break = pytest.mark.parametrize("act", [pytest.param(CUT, id="cut"), pytest.param(DROP_REPLY, id="reply lost")])
+KEEPS_DATA = {"appendonly": "yes"}
+
+
+def gone(server: EmbeddedServer, proxy: Proxy, *, carried_out: bool) -> Act:
+    """The server is killed at that command, before or after it was carried out, and does not come back."""
+
+    def end() -> None:
+        os.kill(server.pid, signal.SIGKILL)
+        proxy.refuse()
+
+    return Act(after=end, reply=False) if carried_out else Act(before=end, forward=False)
+
+
+def proxy_of(server: EmbeddedServer) -> Proxy:
+    assert server.port
+    return Proxy(server.port)

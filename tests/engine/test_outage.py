@@ -1,0 +1,188 @@
+"""The server gone: workers say that they are not healthy, wait, and go on by themselves, with nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from chasqui import Producer
+from chasqui.embedded import EmbeddedServer
+from tests.engine.breaks import KEEPS_DATA
+from tests.engine.worker_tools import Gate, Running, dead_letters, nothing_left, pending, working
+from tests.support import eventually
+
+StartLike = Callable[..., EmbeddedServer]
+DURABLE = KEEPS_DATA | {"appendfsync": "always"}
+
+# As in production, except for the wait of reads: the tests of others may shorten the waits between tries, these not.
+AS_SHIPPED: dict[str, Any] = {"reconnect_initial_ms": 100, "reconnect_max_ms": 1_000, "run_scheduler": True}
+
+
+def unhealthy_while(worker: Running, seconds: float) -> None:
+    """It turns unhealthy, and stays so until the end."""
+    until = time.monotonic() + seconds
+    eventually(lambda: not worker.role.healthy)
+    while time.monotonic() < until:
+        assert not worker.role.healthy
+        time.sleep(0.02)
+
+
+def restarted(server: EmbeddedServer) -> float:
+    server.restart()
+    return time.monotonic()
+
+
+@pytest.mark.parametrize(
+    "away_s", [pytest.param(2.0, id="for two seconds"), pytest.param(20.0, id="for long", marks=pytest.mark.slow)]
+)
+def test_work_resumes_within_two_seconds_of_the_servers_return_and_nothing_is_lost(
+    start_like: StartLike, queue: str, away_s: float
+) -> None:
+    server = start_like(config=DURABLE)
+    seen: list[int] = []
+    with (
+        redis.Redis.from_url(server.url, protocol=2) as client,
+        Producer(server.url, queue=queue) as producer,
+        working(server.url, queue, lambda job: seen.append(job.payload), **AS_SHIPPED) as worker,
+    ):
+        producer.add_bulk(range(10))
+        eventually(lambda: len(seen) == 10 and worker.role.healthy)
+        producer.add_in(int(away_s * 900), "delayed")
+        server.kill()
+        unhealthy_while(worker, away_s)
+        back = restarted(server)
+        producer.add_bulk(range(10, 20))
+        eventually(lambda: len(seen) >= 21, within=5)
+        took = time.monotonic() - back
+        eventually(lambda: nothing_left(client, queue))
+        eventually(lambda: worker.role.healthy)
+
+    assert took < 2.0
+    assert sorted(seen, key=str) == sorted([*range(20), "delayed"], key=str)
+    assert dead_letters(client, queue) == []
+
+
+def test_jobs_that_run_while_the_server_is_restarted_are_done_once(start_like: StartLike, queue: str) -> None:
+    server = start_like(config=DURABLE)
+    gate = Gate()
+    with (
+        redis.Redis.from_url(server.url, protocol=2) as client,
+        Producer(server.url, queue=queue) as producer,
+        working(server.url, queue, gate, concurrency=2, max_attempts=1, **AS_SHIPPED) as worker,
+    ):
+        ids = producer.add_bulk(range(5))
+        eventually(lambda: len(pending(client, queue)) == 5)
+        server.kill()
+        gate.open()  # the two that run end while the server is away; what came of them must not be lost
+        eventually(lambda: len(gate.finished) >= 2)
+        unhealthy_while(worker, 0.5)
+        restarted(server)
+        eventually(lambda: nothing_left(client, queue), within=5)
+
+    assert sorted(gate.finished) == sorted(ids)
+    assert dead_letters(client, queue) == []
+
+
+@pytest.mark.parametrize("outcome", ["retry", "dead letter"])
+def test_an_outcome_of_the_outage_is_written_when_the_server_is_back(
+    start_like: StartLike, queue: str, outcome: str
+) -> None:
+    server = start_like(config=DURABLE)
+    gate = Gate()
+
+    async def handler(job: Any) -> None:
+        await gate(job)
+        if job.attempt == 0:
+            raise ValueError("boom")
+
+    with (
+        redis.Redis.from_url(server.url, protocol=2) as client,
+        Producer(server.url, queue=queue) as producer,
+        working(server.url, queue, handler, max_attempts=1 if outcome == "dead letter" else 2),
+    ):
+        producer.add(1, id="j")
+        eventually(lambda: gate.started)
+        server.kill()
+        gate.open()
+        eventually(lambda: gate.finished)
+        restarted(server)
+        eventually(lambda: nothing_left(client, queue) and (dead_letters(client, queue) or len(gate.finished) == 2))
+
+    assert len(dead_letters(client, queue)) == (1 if outcome == "dead letter" else 0)
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(start_like: StartLike, queue: str) -> None:
+    server = start_like(config=DURABLE)
+    seen: list[int] = []
+    server.kill()
+    with working(server.url, queue, lambda job: seen.append(job.payload), **AS_SHIPPED) as worker:
+        time.sleep(0.5)
+        assert not worker.role.healthy
+        back = restarted(server)
+        with Producer(server.url, queue=queue) as producer:
+            producer.add(1)
+            eventually(lambda: seen == [1], within=5)
+
+    assert time.monotonic() - back < 2.5
+
+
+def test_a_server_that_lost_its_data_is_worked_for_again(start_like: StartLike, queue: str) -> None:
+    server = start_like()  # keeps nothing
+    seen: list[int] = []
+    with (
+        Producer(server.url, queue=queue) as producer,
+        working(server.url, queue, lambda job: seen.append(job.payload), **AS_SHIPPED),
+    ):
+        producer.add(1)
+        eventually(lambda: seen == [1])
+        server.kill()
+        restarted(server)
+        producer.add(2)
+
+        eventually(lambda: seen == [1, 2], within=5)
+
+
+def test_a_server_that_stands_still_for_a_while_is_waited_for(start_like: StartLike, queue: str) -> None:
+    server = start_like()
+    seen: list[int] = []
+    with (
+        redis.Redis.from_url(server.url, protocol=2) as client,
+        Producer(server.url, queue=queue) as producer,
+        working(server.url, queue, lambda job: seen.append(job.payload), **AS_SHIPPED) as worker,
+    ):
+        producer.add(1)
+        eventually(lambda: seen == [1])
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            unhealthy_while(worker, 1.0)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        back = time.monotonic()
+        producer.add(2)
+        eventually(lambda: seen == [1, 2] and nothing_left(client, queue), within=5)
+        took = time.monotonic() - back
+
+    assert took < 2.0
+
+
+def test_connections_killed_by_the_server_again_and_again_lose_and_double_nothing(
+    url: str, client: redis.Redis, queue: str
+) -> None:
+    seen: list[int] = []
+    with (
+        Producer(url, queue=queue) as producer,
+        working(url, queue, lambda job: seen.append(job.payload), max_attempts=1),
+    ):
+        for start in range(0, 100, 10):
+            producer.add_bulk(range(start, start + 10))
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        eventually(lambda: nothing_left(client, queue))
+
+    assert sorted(seen) == list(range(100))
+    assert dead_letters(client, queue) == []

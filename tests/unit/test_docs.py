@@ -1,0 +1,32 @@
+"""The documents that are made from declarations are fresh, and the ones that name calls name real ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import chasqui
+from docs.generate import text
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_option_tables_are_those_of_the_declarations() -> None:
+    assert (DOCS / "options.md").read_text() == text(), "stale: run make docs"
+
+
+def test_every_producer_call_in_the_api_map_exists() -> None:
+    producer = (DOCS / "rust-api.md").read_text().split("## Producer")[1].split("## Values")[0]
+    python_column = [row.split("|")[2] for row in producer.splitlines() if row.startswith("| ") and "---" not in row]
+
+    calls = {name for cell in python_column for name in re.findall(r"`(\w+)\(", cell)} - {"Producer", "NewJob"}
+
+    assert len(calls) > 15
+    assert [name for name in sorted(calls) if not hasattr(chasqui.Producer, name) and not hasattr(chasqui, name)] == []
+
+
+def test_every_public_producer_call_is_in_the_api_map() -> None:
+    mapped = (DOCS / "rust-api.md").read_text()
+    public = [name for name in vars(chasqui.Producer) if not name.startswith("_") and name != "close"]
+
+    assert [name for name in public if name not in mapped] == []
