@@ -337,42 +337,48 @@ class SchedulerOptions(LeaderOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsumerOptions(RoleOptions):
-    """Options of Consumer."""
+class Settling:
+    """How outcomes of jobs are settled, by whoever works on them: part of every worker's options."""
 
     group: str = option("default", help="The consumer group: all workers of a queue share one.")
-    consumer_id: str = option("", help="This worker's name in the group; `c-<uuid>` when empty.")
-    raw: bool = option(False, help="Payloads and results are MessagePack bytes: leave them alone.")
-    datetimes: bool = option(False, help="Read MessagePack timestamps as aware UTC datetimes, and write them so.")
-    batch: int = option(64, min=1, max=10_000, help="Most jobs taken in one read.")
-    block_ms: int = option(5_000, min=1, help="How long a read waits for jobs.")
     claim_min_idle_ms: int = option(
         30_000, min=50, help="A job whose worker has not renewed its claim for so long is taken over."
     )
-    concurrency: int = option(100, min=1, max=100_000, help="Most handlers at work at a time.")
     max_attempts: int = option(3, min=0, max=2**32 - 1, help="Runs of a job before it is given up, the first included.")
-    ack_batch: int = option(256, min=1, max=1000, help="Most jobs settled in one step.")
-    ack_idle_ms: int = option(5, min=0, help="Longest wait of a finished job for others to be settled with.")
-    shutdown_deadline_secs: int = option(30, min=0, help="How long running handlers may finish after a stop.")
     max_payload_bytes: int = option(1_048_576, min=1, help="Larger jobs go to the dead letters unread.")
-    dlq_inflight: int = option(32, min=1, max=1000, help="Most dead letters moved in one step.")
     dlq_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the dead letters.")
     retry_initial_backoff_ms: int = option(100, min=0, help="Wait before the first retry.")
     retry_max_backoff_ms: int = option(30_000, min=0, help="Longest wait before a retry, jitter not counted.")
     retry_multiplier: float = option(2.0, help="How much longer each next wait is.")
     retry_jitter_ms: int = option(100, min=0, help="Up to this much is added to each wait.")
+    events_enabled: bool = option(True, help="Write what happens to jobs to the events stream.")
+    events_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the events.")
+    store_results: bool = option(False, help="Store what handlers return, for `get_result`.")
+    result_ttl_secs: int = option(3_600, min=1, help="How long a result is kept.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOptions(Settling, RoleOptions):
+    """Options of Consumer."""
+
+    consumer_id: str = option("", help="This worker's name in the group; `c-<uuid>` when empty.")
+    raw: bool = option(False, help="Payloads and results are MessagePack bytes: leave them alone.")
+    datetimes: bool = option(False, help="Read MessagePack timestamps as aware UTC datetimes, and write them so.")
+    batch: int = option(64, min=1, max=10_000, help="Most jobs taken in one read.")
+    block_ms: int = option(5_000, min=1, help="How long a read waits for jobs.")
+    concurrency: int = option(100, min=1, max=100_000, help="Most handlers at work at a time.")
+    ack_batch: int = option(256, min=1, max=1000, help="Most jobs settled in one step.")
+    ack_idle_ms: int = option(5, min=0, help="Longest wait of a finished job for others to be settled with.")
+    shutdown_deadline_secs: int = option(30, min=0, help="How long running handlers may finish after a stop.")
+    dlq_inflight: int = option(32, min=1, max=1000, help="Most dead letters moved in one step.")
     retry_inflight: int = option(64, min=1, max=1000, help="Most retries moved in one step.")
     delayed_enabled: bool = option(True, help="Run a promoter inside.")
     delayed_poll_interval_ms: int = option(100, min=1, help="Its `poll_interval_ms`.")
     delayed_promote_batch: int = option(256, min=1, max=1000, help="Its `promote_batch`.")
     delayed_max_stream_len: int = option(1_000_000, min=1, help="Its `max_stream_len`.")
     delayed_lock_ttl_secs: int = option(5, min=1, help="Its `lock_ttl_secs`.")
-    events_enabled: bool = option(True, help="Write what happens to jobs to the events stream.")
-    events_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the events.")
     run_scheduler: bool = option(True, help="Run a scheduler inside.")
     scheduler_tick_interval_ms: int = option(1_000, min=1, help="Its `tick_interval_ms`.")
-    store_results: bool = option(False, help="Store what handlers return, for `get_result`.")
-    result_ttl_secs: int = option(3_600, min=1, help="How long a result is kept.")
     pause_poll_ms: int = option(250, min=1, help="How often to look whether the queue is paused.")
     unknown_name: str = option(
         "fail", choices=("fail", "dlq"), help="A job whose name a Router does not know: a failed run, or a dead letter."
