@@ -77,7 +77,7 @@ def test_jobs_that_run_while_the_server_is_restarted_are_done_once(start_like: S
         working(server.url, queue, gate, concurrency=2, max_attempts=1, **AS_SHIPPED) as worker,
     ):
         ids = producer.add_bulk(range(5))
-        eventually(lambda: len(pending(client, queue)) == 5)
+        eventually(lambda: len(pending(client, queue)) == 5 and len(gate.started) == 2)
         server.kill()
         gate.open()  # the two that run end while the server is away; what came of them must not be lost
         eventually(lambda: len(gate.finished) >= 2)
