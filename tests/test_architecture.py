@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import chasqui
-from chasqui import AsyncProducer, Producer, errors
+from chasqui import AsyncProducer, Producer, bridge, errors
 from chasqui.protocol import scripts
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +25,8 @@ EVERYWHERE = sorted(
     for path in ROOT.rglob("*.py")
     if not any(part.startswith(".") or part in ("build", "dist") for part in path.relative_to(ROOT).parts)
 )
+CONNECTOR = sorted((ROOT / "chasqui_spark").rglob("*.py"))
+PIPELINES = sorted((ROOT / "jobs").rglob("*.py"))
 NOT_PURE = {"redis", "asyncio", "threading", "time", "random", "logging", "socket"}
 
 
@@ -93,6 +95,41 @@ def test_nobody_imports_through_engine(path: Path) -> None:
     assert "engine" not in imports(path)
 
 
+@pytest.mark.parametrize("path", [*CONNECTOR, *PIPELINES], ids=shown)
+def test_what_stands_on_the_engine_imports_only_its_public_names(path: Path) -> None:
+    public = {"chasqui", "chasqui.bridge"} | {f"chasqui.{name}" for name in chasqui.__all__}
+    public |= {f"chasqui.bridge.{name}" for name in bridge.__all__}
+
+    used = {name for name in imports(path) if name.split(".")[0] == "chasqui"}
+    assert used - public == set()
+
+
+@pytest.mark.parametrize("path", CONNECTOR, ids=shown)
+def test_connector_works_over_spark_connect(path: Path) -> None:
+    """Through Connect there is no JVM and no SparkContext to reach for."""
+    reached = {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in {"sparkContext", "_jvm", "_jsparkSession", "_sc"}
+    }
+
+    assert reached == set()
+
+
+def test_spark_finds_the_format_without_loading_the_engine() -> None:
+    """Spark imports pyspark_chasqui in every planning process, also for queries that never use the format."""
+    code = (
+        "import sys, pyspark.sql.datasource; before = set(sys.modules); import pyspark_chasqui; "
+        "print(pyspark_chasqui.DefaultSource.name(), *sorted(set(sys.modules) - before))"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    name, *loaded = found.stdout.split()
+    assert name == "chasqui"
+    assert {n.partition(".")[0] for n in loaded} <= {"pyspark_chasqui", "chasqui_spark", "pyspark", "importlib"}
+
+
 # --- Public names --------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +140,11 @@ def test_public_names_are_sorted_and_named_once() -> None:
 @pytest.mark.parametrize("name", chasqui.__all__)
 def test_public_name_exists(name: str) -> None:
     assert hasattr(chasqui, name)
+
+
+def test_names_for_connectors_are_sorted_named_once_and_there() -> None:
+    assert list(bridge.__all__) == sorted(set(bridge.__all__))
+    assert [name for name in bridge.__all__ if not hasattr(bridge, name)] == []
 
 
 def public(cls: type) -> dict[str, object]:
