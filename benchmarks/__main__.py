@@ -1,11 +1,11 @@
-"""``python -m benchmarks [--rows a,b]``: run the rows, print the table, write results/latest.json."""
+"""``python -m benchmarks [--rows a,b]``: run the rows, print the table, write results/latest.json and the page made from it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from benchmarks import producer, worker
+from benchmarks import producer, report, worker
 from benchmarks.harness import Row, machine, save, show
 
 ROWS = {**producer.ROWS, **worker.ROWS}
@@ -25,6 +25,7 @@ def main() -> int:
         rows.append(ROWS[name]())
     show(rows)
     save(rows, about)
+    report.write()
     return 1 if any(row.met is False for row in rows) else 0
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import chasqui
+from benchmarks import report
 from docs.generate import text
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,3 +31,12 @@ def test_every_public_producer_call_is_in_the_api_map() -> None:
     public = [name for name in vars(chasqui.Producer) if not name.startswith("_") and name != "close"]
 
     assert [name for name in public if name not in mapped] == []
+
+
+def test_the_figures_are_those_of_the_last_committed_run() -> None:
+    results = report.load()
+
+    assert (DOCS / "benchmarks.md").read_text() == report.page(results), "stale: python -m benchmarks.report"
+    assert (DOCS / "benchmarks.svg").read_text() == report.plot(results["rows"])
+    readme = report.README.read_text()
+    assert readme == report.readme(readme, results["rows"])
