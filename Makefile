@@ -11,11 +11,15 @@ export SPARK_LOCAL_IP := 127.0.0.1
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 
-.PHONY: help venv java check format test demo bench docs clean
+# Tests that run in Spark, and the pages whose examples do: fewer processes, because each starts a Java machine.
+SPARK_TESTS   := tests/spark tests/examples
+SPARK_WORKERS ?= 2
+
+.PHONY: help venv java check format test test-engine test-spark demo bench docs clean
 
 help:
-	@echo "make check   format check, lint, types"
-	@echo "make test    all tests, against every server found (ARGS='-k name' to choose)"
+	@echo "make check   format check, lint, types, docs"
+	@echo "make test    all tests, against every server found (TESTS=path, ARGS='-k name' to choose)"
 	@echo "make demo    a minute with the engine: embedded server, 10,000 jobs"
 	@echo "make bench   measured rates beside their floors (ROWS=a,b to choose)"
 	@echo "make docs    write docs/options.md from the declarations"
@@ -46,13 +50,25 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+ifdef TESTS
 test: $(STAMP) java
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(SPARK_WORKERS) $(TESTS) $(ARGS)
+else
+test: test-engine test-spark
+endif
+
+# A choice by ARGS may leave nothing in one of the two: pytest says so with 5, which is not a failure here.
+test-engine: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) $(addprefix --ignore=,$(SPARK_TESTS)) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
+
+test-spark: $(STAMP) java
+	$(BIN)/python -m pytest -n $(SPARK_WORKERS) --dist worksteal $(SPARK_TESTS) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
 
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.first_steps
