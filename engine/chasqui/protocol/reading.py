@@ -1,0 +1,240 @@
+"""Looking at queues from outside: where streams stand, their entries in pages, and everything else that can be listed.
+
+Nothing here changes anything: every command reads, scripts run by EVALSHA_RO where the server has it, and all of it may
+be sent again after a lost reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from chasqui.errors import ServerError
+from chasqui.protocol.flow import Arg, Batch, Command, Flow, Refusal, call_script, command, values
+from chasqui.protocol.keys import Keys
+from chasqui.protocol.replies import number, plain
+from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, Script, script
+
+BEGINNING = "0-0"
+SEQUENCES = 2**64 - 1
+GUESSES = 15
+SCAN_COUNT = 1000
+
+Entry: TypeAlias = tuple[bytes, list[bytes]]
+"""A stream entry as it comes: its id, then fields and values in turn."""
+
+Id: TypeAlias = tuple[int, int]
+"""An entry's id as numbers, by which ids are ordered: milliseconds and sequence number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a stream stands. Redis before 7.0 tells neither ``added`` nor ``max_deleted``: they are None.
+
+    ``last_id`` is the highest id ever given out, whether or not that entry is still there; ``first_id`` is that of the
+    oldest entry that is, None in an empty stream. ``added`` counts the entries there ever were. ``max_deleted`` is the
+    highest id that XDEL removed; trimming does not raise it.
+    """
+
+    last_id: str = BEGINNING
+    length: int = 0
+    first_id: str | None = None
+    added: int | None = 0
+    max_deleted: str | None = BEGINNING
+    exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How far a walk came: entries and bytes passed, the id of the last one, and the ids that stand at each step."""
+
+    entries: int
+    size: int
+    last_id: str | None
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What stands around a guessed id: the nearest entries, and how many stand from each to another further away."""
+
+    before: Id | None
+    before_from: Id | None
+    before_count: int
+    at: Id | None
+    at_to: Id | None
+    at_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEntry:
+    """A job that a worker has taken and not settled."""
+
+    entry_id: str
+    consumer: str
+    idle_ms: int
+    deliveries: int
+
+
+class WrongKeyType(ServerError):
+    """Under the name of a queue stands something that is none."""
+
+
+def id_parts(entry_id: str) -> Id:
+    """Milliseconds and sequence number of an entry's id. An id without sequence number is the first of its time."""
+    ms, _, sequence = entry_id.partition("-")
+    return int(ms), int(sequence or 0)
+
+
+def id_text(parts: Id) -> str:
+    return f"{parts[0]}-{parts[1]}"
+
+
+def predecessor(parts: Id) -> Id:
+    """The greatest id that is lower: reading behind it begins with this one."""
+    ms, sequence = parts
+    if sequence > 0:
+        return ms, sequence - 1
+    return (ms - 1, SEQUENCES) if ms > 0 else (0, 0)
+
+
+def positions(keys: Sequence[str]) -> Flow[list[Position | Refusal]]:
+    """Where these streams stand: one command each, one round trip. A key of another type is a refusal in the list."""
+    replies = yield Batch(tuple(command("XINFO", "STREAM", key, safe=True) for key in keys))
+    return [_position(reply) for reply in replies]
+
+
+def _position(reply: Any) -> Position | Refusal:
+    if isinstance(reply, Refusal):
+        if reply.code == "ERR" and "no such key" in reply.text:
+            return Position()
+        if reply.code != "WRONGTYPE":
+            raise reply
+        return reply
+    about = dict(zip(reply[::2], reply[1::2], strict=False))
+    first, added, deleted = about.get(b"first-entry"), about.get(b"entries-added"), about.get(b"max-deleted-entry-id")
+    return Position(
+        last_id=plain(about.get(b"last-generated-id")) or BEGINNING,
+        length=number(about.get(b"length")),
+        first_id=plain(first[0]) if first else None,
+        added=None if added is None else number(added),
+        max_deleted=None if deleted is None else plain(deleted),
+        exists=True,
+    )
+
+
+def page(key: str, after: str, upto: str, count: int) -> Flow[list[Any]]:
+    """The next entries behind an id, up to and including another."""
+    start = "-" if after == BEGINNING else f"({after}"
+    found: list[Any] = yield command("XRANGE", key, start, upto, "COUNT", count, safe=True)
+    return found
+
+
+def walk(
+    key: str, after: str, upto: str, *, entries: int | None = None, size: int | None = None, step: int = SCRIPT_ENTRIES
+) -> Flow[Walk]:
+    """How far so many entries, or bytes, reach; both without limit go to ``upto``. Slice by slice, so that no call
+    stops the server for long.
+    """
+    walked = passed = 0
+    marks: list[str] = []
+    last: str | None = None
+    while True:
+        left = SCRIPT_ENTRIES if entries is None else min(SCRIPT_ENTRIES, entries - walked)
+        room = SCRIPT_BYTES if size is None else min(SCRIPT_BYTES, size - passed)
+        if left <= 0 or room <= 0:
+            break
+        reply = yield from read_script(
+            script("walk_stream"), [key], [last or after, upto, left, room, step, walked % step]
+        )
+        if number(reply[0]) == 0:
+            break
+        walked += number(reply[0])
+        passed += number(reply[1])
+        last = plain(reply[2])
+        marks += map(plain, reply[3])
+    return Walk(walked, passed, last, tuple(marks))
+
+
+def probe(key: str, after: str, upto: str, guesses: Sequence[Id]) -> Flow[list[Sample]]:
+    """What stands around these ids, in the range behind ``after`` and up to ``upto``."""
+    first = id_text(_successor(id_parts(after)))
+    samples: list[Sample] = []
+    for start in range(0, len(guesses), GUESSES):
+        some: list[Arg] = [id_text(guess) for guess in guesses[start : start + GUESSES]]
+        reply = yield from read_script(script("probe_stream"), [key], [first, upto, *some])
+        samples += [
+            Sample(_id(one[0]), _id(one[1]), number(one[2]), _id(one[3]), _id(one[4]), number(one[5])) for one in reply
+        ]
+    return samples
+
+
+def _successor(parts: Id) -> Id:
+    ms, sequence = parts
+    return (ms, sequence + 1) if sequence < SEQUENCES else (ms + 1, 0)
+
+
+def _id(raw: Any) -> Id | None:
+    return id_parts(plain(raw)) if raw else None
+
+
+def read_script(source: Script, keys: list[str], args: list[Arg]) -> Flow[Any]:
+    """Run a script such that the server itself makes sure that it only reads; Redis before 7.0 has no such way."""
+    rest: tuple[Arg, ...] = (len(keys), *keys, *args)
+    try:
+        return (yield Command(("EVALSHA_RO", source.sha, *rest), safe=True))
+    except Refusal as refusal:
+        if refusal.code == "NOSCRIPT":
+            return (yield Command(("EVAL_RO", source.source, *rest), safe=True))
+        if "unknown command" not in refusal.text.lower() and refusal.code != "NOPERM":
+            raise
+    return (yield from call_script(source, keys, args, safe=True))
+
+
+def matching(pattern: bytes, route: str | None) -> Flow[list[bytes]]:
+    """All keys of one server that match a glob. Keys that are there all the time are found; some perhaps twice."""
+    found: list[bytes] = []
+    cursor: Any = b"0"
+    while True:
+        reply = yield command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, safe=True, route=route)
+        cursor = reply[0]
+        found += reply[1]
+        if number(cursor) == 0:
+            return found
+
+
+def scanned(pattern: bytes, cursor: Any, route: str) -> Flow[tuple[Any, list[bytes]]]:
+    """One step of such a walk: the next cursor, b"0" at the end, and what was found."""
+    reply = yield command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, safe=True, route=route)
+    return reply[0], list(reply[1])
+
+
+def escaped(text: str) -> bytes:
+    """That text, and nothing else, as a glob."""
+    return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in text).encode()
+
+
+def pending(keys: Keys, group: str, after: str, count: int) -> Flow[list[PendingEntry]]:
+    """The next jobs that are being worked on; none where there is no such stream or group."""
+    start = "-" if after == BEGINNING else f"({after}"
+    try:
+        reply = yield command("XPENDING", keys.stream, group, start, "+", count, safe=True)
+    except Refusal as refusal:
+        if refusal.code == "NOGROUP":
+            return []
+        raise
+    return [PendingEntry(plain(one[0]), plain(one[1]), number(one[2]), number(one[3])) for one in reply]
+
+
+def delayed(keys: Keys, least: str, skip: int, count: int) -> Flow[list[tuple[bytes, float]]]:
+    """Delayed members from a score on, the soonest first."""
+    flat = yield command("ZRANGEBYSCORE", keys.delayed, least, "+inf", "WITHSCORES", "LIMIT", skip, count, safe=True)
+    return [(flat[i], float(flat[i + 1])) for i in range(0, len(flat), 2)]
+
+
+def results(keys: Sequence[str]) -> Flow[list[tuple[bytes, int]]]:
+    """Stored results and how many milliseconds they have left; what has expired meanwhile is left out as b"", -2."""
+    replies = yield Batch(tuple(Command((name, key), safe=True) for key in keys for name in ("GET", "PTTL")))
+    replies = values(replies)
+    return [(replies[i] or b"", number(replies[i + 1])) for i in range(0, len(replies), 2)]

@@ -1,0 +1,236 @@
+"""Reader: bounded, blocking looks at many queues, for connectors and tools. It changes nothing on the server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+from chasqui.job import Stats
+from chasqui.options import ConnectionOptions
+from chasqui.protocol import observe, reading, schedule
+from chasqui.protocol.flow import Flow, Refusal
+from chasqui.protocol.keys import Keys, checked_queue
+from chasqui.protocol.reading import BEGINNING, Id, PendingEntry, Position, Sample, Walk, WrongKeyType
+from chasqui.redis_io import Link
+from chasqui.repeat import RepeatableMeta
+
+log = logging.getLogger("chasqui.reader")
+
+# A page is what lies in memory at a time: so many entries at most, and about so many bytes.
+PAGE_ENTRIES = 4000
+PAGE_BYTES = 4 << 20
+_FIRST_PAGE = 250
+_TIES = 10_000
+
+_STREAMS: dict[str, Callable[[Keys], str]] = {
+    "jobs": lambda keys: keys.stream,
+    "events": lambda keys: keys.events,
+    "dlq": lambda keys: keys.dlq,
+}
+
+
+class Reader:
+    """Reads queues from outside. ``view`` is ``jobs``, ``events`` or ``dlq``. Threads may share it.
+
+    Ranges are half open: behind ``after``, up to and including ``upto``; both are entry ids, ``0-0`` the beginning.
+    A lost connection is tried again as the options say; iterators go on where they were.
+    """
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._link = Link(options)
+        self._keys: dict[str, Keys] = {}
+
+    @property
+    def shown(self) -> str:
+        """Where it reads, without user and password."""
+        return self._link.shown
+
+    def close(self) -> None:
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- Streams ---
+
+    def positions(self, view: str, queues: Sequence[str]) -> dict[str, Position | WrongKeyType]:
+        """Where each queue's stream stands: one command a queue, in one round trip, or in a cluster one a queue."""
+        keys = [self._stream(view, queue) for queue in queues]
+        found: list[Position | Refusal] = []
+        if self._link.clustered:
+            for key in keys:
+                found += self._link.run(reading.positions([key]))
+        elif keys:
+            found = self._link.run(reading.positions(keys))
+        return {
+            queue: WrongKeyType(f"{key} on {self.shown} is no stream: the name of queue {queue!r} is used otherwise")
+            if isinstance(one, Refusal)
+            else one
+            for queue, key, one in zip(queues, keys, found, strict=True)
+        }
+
+    def pages(self, view: str, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any]]:
+        """The entries of a range, in pages of bounded size: (id, flat list of fields and values) each."""
+        key = self._stream(view, queue)
+        count = _FIRST_PAGE
+        while True:
+            entries = self._link.run(reading.page(key, after, upto, count))
+            if not entries:
+                return
+            last: bytes = entries[-1][0]
+            full = len(entries) == count
+            count = next_count(count, entries)
+            yield entries
+            if not full:
+                return
+            after = last.decode()
+
+    def walk(
+        self,
+        view: str,
+        queue: str,
+        after: str,
+        upto: str,
+        *,
+        entries: int | None = None,
+        size: int | None = None,
+        step: int = 1000,
+    ) -> Walk:
+        """How far so many entries or bytes reach, and the ids at every ``step``; the entries stay where they are."""
+        return self._link.run(
+            reading.walk(self._stream(view, queue), after, upto, entries=entries, size=size, step=step)
+        )
+
+    def probe(self, view: str, queue: str, after: str, upto: str, guesses: Sequence[Id]) -> list[Sample]:
+        """What stands around these ids."""
+        return self._link.run(reading.probe(self._stream(view, queue), after, upto, guesses))
+
+    # --- Queues ---
+
+    def discover(self, pattern: str) -> list[str]:
+        """The queues whose name matches a glob, sorted: those that have jobs, delayed ones, events or dead letters."""
+        suffixes = (":stream", ":delayed", ":events", ":dlq")
+        found: set[str] = set()
+        for key in self._scan(b"{chasqui:" + pattern.encode() + b"}:*"):
+            name = queue_of(key, suffixes)
+            if name is not None:
+                found.add(name)
+        return sorted(found)
+
+    def stats(self, queues: Sequence[str], group: str) -> dict[str, Stats]:
+        """The figures of each queue."""
+        return {queue: self._link.run(observe.stats(self._of(queue), group)) for queue in queues}
+
+    # --- Lists ---
+
+    def pending(self, queue: str, group: str) -> Iterator[list[PendingEntry]]:
+        """Jobs that workers have taken and not settled, in pages, the oldest first."""
+        after = BEGINNING
+        while True:
+            page = self._link.run(reading.pending(self._of(queue), group, after, PAGE_ENTRIES))
+            if not page:
+                return
+            yield page
+            after = page[-1].entry_id
+
+    def delayed(self, queue: str) -> Iterator[list[tuple[bytes, float]]]:
+        """Members of the delayed set with their scores, in pages, the soonest first.
+
+        The promoter takes members away meanwhile, so places in the set shift: pages go on by score. Members of one
+        score are told apart by themselves, up to ten thousand of them; beyond that by place.
+        """
+        least, ties, skip, count = "-inf", set[bytes](), 0, _FIRST_PAGE
+        while True:
+            page = self._link.run(reading.delayed(self._of(queue), least, skip, count + len(ties)))
+            fresh = [(member, score) for member, score in page if member not in ties]
+            if not fresh:
+                return
+            yield fresh
+            last = fresh[-1][1]
+            same = {member for member, score in fresh if score == last}
+            if repr(last) == least:
+                ties |= same
+                if len(ties) > _TIES:
+                    skip, ties = skip + len(ties), set()
+            else:
+                least, ties, skip = repr(last), same, 0
+            size = sum(len(member) for member, _ in fresh)
+            count = _fitting(count, len(fresh), size)
+
+    def repeatable(self, queue: str, limit: int = 100_000) -> list[RepeatableMeta]:
+        """The repeat specs of a queue, the next to fire first."""
+        return self._link.run(schedule.listed(self._of(queue), limit))
+
+    def results(self, queue: str) -> Iterator[list[tuple[str, bytes, int]]]:
+        """Stored results in pages: job id, MessagePack, milliseconds left."""
+        keys = self._of(queue)
+        prefix = keys.result("")
+        for page in self._scan_pages(reading.escaped(prefix) + b"*", prefix):
+            names = sorted({key.decode(errors="surrogateescape") for key in page})
+            for start in range(0, len(names), 100):
+                some = names[start : start + 100]
+                stored = self._link.run(reading.results(some))
+                yield [
+                    (name.removeprefix(prefix), value, left)
+                    for name, (value, left) in zip(some, stored, strict=True)
+                    if left != -2
+                ]
+
+    # --- Inside ---
+
+    def run(self, flow: Flow[Any]) -> Any:
+        """Drive a flow of the engine on this reader's connections."""
+        return self._link.run(flow)
+
+    def _of(self, queue: str) -> Keys:
+        found = self._keys.get(queue)
+        if found is None:
+            found = self._keys[queue] = Keys(queue)
+        return found
+
+    def _stream(self, view: str, queue: str) -> str:
+        return _STREAMS[view](self._of(queue))
+
+    def _scan(self, pattern: bytes) -> Iterator[bytes]:
+        for route in self._link.primaries():
+            yield from self._link.run(reading.matching(pattern, route))
+
+    def _scan_pages(self, pattern: bytes, route: str) -> Iterator[list[bytes]]:
+        cursor: Any = b"0"
+        while True:
+            cursor, page = self._link.run(reading.scanned(pattern, cursor, route))
+            if page:
+                yield page
+            if int(cursor) == 0:
+                return
+
+
+def queue_of(key: bytes, suffixes: Sequence[str]) -> str | None:
+    """The queue that a key belongs to, where it is one of those kinds and its name is one that can be used."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return None
+    name, brace, kind = text.removeprefix("{chasqui:").partition("}")
+    if not brace or kind not in suffixes:
+        return None
+    try:
+        return checked_queue(name)
+    except ValueError:
+        return None
+
+
+def next_count(count: int, entries: Sequence[Any]) -> int:
+    """How many entries to ask for next: about ``PAGE_BYTES`` of such as these. A page grows by steps, so that one page
+    of small entries does not make the next one, of large ones, a thousand times as long.
+    """
+    some = entries[:: max(1, len(entries) // 64)]
+    return _fitting(count, len(some), sum(len(value) for entry in some for value in entry[1] or ()))
+
+
+def _fitting(count: int, entries: int, size: int) -> int:
+    return max(1, min(PAGE_ENTRIES, 4 * count, PAGE_BYTES * entries // max(1, size)))
