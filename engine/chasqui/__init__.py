@@ -28,7 +28,7 @@ from chasqui.errors import (
     UnrecoverableError,
 )
 from chasqui.handlers import Router, batch
-from chasqui.job import Backoff, DlqEntry, Job, NewJob, RetryOverride, Stats
+from chasqui.job import Backoff, DelayedJob, DlqEntry, Job, NewJob, Overview, RetryOverride, Stats, WorkerSeen
 from chasqui.metrics import DlqRouted, JobOutcome, LockOutcome, PromoterTick, ReaderBatch, RetryScheduled
 from chasqui.options import ConsumerOptions, ProducerOptions, PromoterOptions, SchedulerOptions
 from chasqui.producer import AsyncProducer, Producer
@@ -52,6 +52,7 @@ __all__ = [
     "ConsumerOptions",
     "CronError",
     "DecodeError",
+    "DelayedJob",
     "DlqEntry",
     "DlqRouted",
     "EmbeddedServerError",
@@ -68,6 +69,7 @@ __all__ = [
     "NoopSink",
     "OptionError",
     "OutOfMemory",
+    "Overview",
     "PayloadError",
     "Producer",
     "ProducerOptions",
@@ -93,6 +95,7 @@ __all__ = [
     "ServerError",
     "Stats",
     "UnrecoverableError",
+    "WorkerSeen",
     "__version__",
     "batch",
 ]

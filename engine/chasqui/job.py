@@ -150,3 +150,55 @@ class Stats:
     dlq: int
     oldest_age_ms: int
     paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedJob:
+    """A job that waits for its time, or for its retry. ``member`` holds its bytes; ``job`` what they decode to, else
+    None.
+    """
+
+    run_at_ms: int
+    name: str
+    job: Job | None
+    member: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker as its group knows it: jobs it holds, and how long it has not been heard of."""
+
+    name: str
+    pending: int
+    idle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A queue at one moment, by the server's clock (``now_ms``).
+
+    ``length`` counts the jobs in the stream: ``waiting`` and ``pending`` ones. ``next_due_ms`` is when the first
+    delayed job may run, ``delayed_lag_ms`` how overdue it is. ``promoter`` and ``scheduler`` name who leads, or are
+    None. ``added`` and ``dead`` count all jobs that the stream and the dead letters ever had; None before Redis 7.0.
+    """
+
+    queue: str
+    group: str
+    group_exists: bool
+    length: int
+    waiting: int
+    pending: int
+    delayed: int
+    dlq: int
+    events: int
+    repeatable: int
+    oldest_age_ms: int
+    next_due_ms: int | None
+    delayed_lag_ms: int
+    paused: bool
+    promoter: str | None
+    scheduler: str | None
+    added: int | None
+    dead: int | None
+    workers: list[WorkerSeen]
+    now_ms: int

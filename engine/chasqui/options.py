@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -82,6 +83,33 @@ def build(cls: type[Options], given: Mapping[str, Any], *, spelling: Spelling = 
         raise OptionError(bad.explain(spell(bad.name, spelling))) from None
 
 
+@dataclass(frozen=True)
+class Source:
+    """Option values from one place, by their Python names, and how that place spells and calls itself in errors."""
+
+    spelling: Spelling
+    values: Mapping[str, Any]
+    where: str = ""
+
+
+def build_from(cls: type[Options], sources: Iterable[Source]) -> Options:
+    """Make the options from several places, of which the first that has a value wins; the error names its place."""
+    known = {f.name for f in _fields(cls)}
+    values: dict[str, Any] = {}
+    origin: dict[str, Source] = {}
+    for source in sources:
+        for name, value in source.values.items():
+            if name not in known:
+                raise OptionError(_unknown(cls, name, source.spelling) + source.where)
+            if name not in values:
+                values[name], origin[name] = value, source
+    try:
+        return cls(**values)
+    except _BadValue as bad:
+        came = origin[bad.name]
+        raise OptionError(bad.explain(spell(bad.name, came.spelling)) + came.where) from None
+
+
 def check(options: Any) -> None:
     """Convert and check every field; called from ``__post_init__`` of each options class."""
     hints = _hints(type(options))
@@ -102,10 +130,39 @@ def table(cls: type[Any], spelling: Spelling = "python") -> str:
     rows = ["| option | default | meaning |", "| --- | --- | --- |"]
     for field in _fields(cls):
         rule: Rule = field.metadata["rule"]
-        default = "" if field.default in (None, "") else f"`{_plain(field.default, rule)}`"
+        default = f"`{plain_default(field.default, rule)}`".replace("``", "")
         choices = f" One of {', '.join(f'`{c}`' for c in rule.choices)}." if rule.choices else ""
         rows.append(f"| `{spell(field.name, spelling)}` | {default} | {rule.help}{choices} |")
     return "\n".join(rows)
+
+
+def toml(cls: type[Any], skip: Collection[str] = ()) -> str:
+    """The options as lines of TOML, each commented out and set to its default, with what it means above it."""
+    blocks = []
+    for name, rule, kind, default in described(cls, skip):
+        choices = f" One of {', '.join(rule.choices)}." if rule.choices else ""
+        about = textwrap.wrap(rule.help.replace("`", "") + choices, 116)
+        value = "" if default is None else f" {_toml_value(default, rule, kind)}"
+        blocks.append("\n".join([*(f"# {line}" for line in about), f"#{name} ={value}"]))
+    return "\n\n".join(blocks)
+
+
+def described(cls: type[Any], skip: Collection[str] = ()) -> Iterator[tuple[str, Rule, Any, Any]]:
+    """Every option but those: its name, its rule, its type without None, and its default."""
+    hints = _hints(cls)
+    for field in _fields(cls):
+        if field.name not in skip:
+            kinds = [a for a in typing.get_args(hints[field.name]) if a is not type(None)] or [hints[field.name]]
+            yield field.name, field.metadata["rule"], kinds[0], field.default
+
+
+def _toml_value(default: Any, rule: Rule, kind: Any) -> str:
+    return f'"{_plain(default, rule)}"' if kind is str or rule.duration else _plain(default, rule)
+
+
+def plain_default(default: Any, rule: Rule) -> str:
+    """A default for people: `24h` and not 86400000."""
+    return "" if default in (None, "") else _plain(default, rule)
 
 
 class _BadValue(OptionError):
@@ -210,6 +267,14 @@ def _duration(value: Any) -> int | None:
         match = _DURATION.fullmatch(value.strip())
         return int(Decimal(match[1]) * _UNITS_MS[match[2] or "ms"]) if match else None
     return _integer(value)
+
+
+def option_duration(written: str, value: str) -> int:
+    """Milliseconds, for an argument that is no declared option; the error names it as it is written."""
+    found = _duration(value)
+    if found is None:
+        raise _BadValue(written, _expectation(int, Rule("", duration=True)), f"{value!r:.80}")
+    return found
 
 
 _CONVERTERS: dict[Any, Callable[[Any], Any]] = {

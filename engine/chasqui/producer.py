@@ -17,10 +17,10 @@ import msgpack
 
 from chasqui.errors import ConfigError, PayloadError, ResultTimeout
 from chasqui.ids import new_ids
-from chasqui.job import DlqEntry, NewJob, RetryOverride, Stats
+from chasqui.job import DelayedJob, DlqEntry, NewJob, Overview, RetryOverride, Stats
 from chasqui.options import ProducerOptions, build
 from chasqui.payload import PayloadCodec, too_large
-from chasqui.protocol import dead_letters, observe, produce, schedule
+from chasqui.protocol import dead_letters, delays, observe, produce, schedule, survey
 from chasqui.protocol.bulk import Bulk, envelope_size
 from chasqui.protocol.codec import Envelope, encode_envelope, encode_member, retry_fields
 from chasqui.protocol.flow import Flow
@@ -121,9 +121,19 @@ class Producer:
         """Take a delayed job out by the id it was added with; False when it is not there any more."""
         return self._link.run(self._plans.cancel([id]))[0]
 
-    def cancel_delayed_bulk(self, ids: Sequence[str]) -> list[bool]:
-        """The same for many, in one round trip."""
-        return self._link.run(self._plans.cancel(ids))
+    def cancel_delayed_bulk(self, ids: Sequence[str], *, search: bool = False) -> list[bool]:
+        """The same for many, in one round trip. ``search``: also ids that were made, and jobs that wait for a retry;
+        they are looked for in the whole delayed set.
+        """
+        return self._link.run(self._plans.cancel(ids, search))
+
+    def promote_delayed(self, ids: Sequence[str]) -> list[bool]:
+        """Let delayed jobs run now; False for those that are not delayed (any more)."""
+        return self._link.run(self._plans.promote(ids))
+
+    def list_delayed(self, limit: int = 20) -> list[DelayedJob]:
+        """The delayed jobs that are due next."""
+        return self._link.run(self._plans.list_delayed(limit))
 
     def peek_dlq(self, limit: int = 20, *, after: str | None = None) -> list[DlqEntry]:
         """The oldest dead letters, or those after the id ``after``; nothing is removed."""
@@ -162,6 +172,10 @@ class Producer:
     def stats(self, *, group: str = "default") -> Stats:
         """Figures of the queue; ``pending`` is that group's."""
         return self._link.run(self._plans.stats(group))
+
+    def overview(self, *, group: str = "default") -> Overview:
+        """All that can be told about the queue in one round trip: more than ``stats``, and dearer."""
+        return self._link.run(self._plans.overview(group))
 
     def pause(self) -> None:
         """Make workers stop taking jobs, until ``resume``. Adding goes on."""
@@ -272,9 +286,19 @@ class AsyncProducer:
         """Take a delayed job out by the id it was added with; False when it is not there any more."""
         return (await self._link.run(self._plans.cancel([id])))[0]
 
-    async def cancel_delayed_bulk(self, ids: Sequence[str]) -> list[bool]:
-        """The same for many, in one round trip."""
-        return await self._link.run(self._plans.cancel(ids))
+    async def cancel_delayed_bulk(self, ids: Sequence[str], *, search: bool = False) -> list[bool]:
+        """The same for many, in one round trip. ``search``: also ids that were made, and jobs that wait for a retry;
+        they are looked for in the whole delayed set.
+        """
+        return await self._link.run(self._plans.cancel(ids, search))
+
+    async def promote_delayed(self, ids: Sequence[str]) -> list[bool]:
+        """Let delayed jobs run now; False for those that are not delayed (any more)."""
+        return await self._link.run(self._plans.promote(ids))
+
+    async def list_delayed(self, limit: int = 20) -> list[DelayedJob]:
+        """The delayed jobs that are due next."""
+        return await self._link.run(self._plans.list_delayed(limit))
 
     async def peek_dlq(self, limit: int = 20, *, after: str | None = None) -> list[DlqEntry]:
         """The oldest dead letters, or those after the id ``after``; nothing is removed."""
@@ -313,6 +337,10 @@ class AsyncProducer:
     async def stats(self, *, group: str = "default") -> Stats:
         """Figures of the queue; ``pending`` is that group's."""
         return await self._link.run(self._plans.stats(group))
+
+    async def overview(self, *, group: str = "default") -> Overview:
+        """All that can be told about the queue in one round trip: more than ``stats``, and dearer."""
+        return await self._link.run(self._plans.overview(group))
 
     async def pause(self) -> None:
         """Make workers stop taking jobs, until ``resume``. Adding goes on."""
@@ -444,9 +472,22 @@ class _Plans:
         yield from self._feed(*bulks)
         return new
 
-    def cancel(self, ids: Sequence[str]) -> Flow[list[bool]]:
+    def cancel(self, ids: Sequence[str], search: bool = False) -> Flow[list[bool]]:
         chosen = self._ids(ids)
-        return (yield from produce.cancel_delayed(self.keys, chosen)) if chosen else []
+        if not chosen:
+            return []
+        cancelled = yield from produce.cancel_delayed(self.keys, chosen)
+        missed = [job_id for job_id, done in zip(chosen, cancelled, strict=True) if not done]
+        if not search or not missed:
+            return cancelled
+        found = dict(zip(missed, (yield from delays.take_out(self.keys, missed)), strict=True))
+        return [done or found[job_id] for job_id, done in zip(chosen, cancelled, strict=True)]
+
+    def promote(self, ids: Sequence[str]) -> Flow[list[bool]]:
+        return (yield from delays.promote(self.keys, self.room, self._ids(ids)))
+
+    def list_delayed(self, limit: int) -> Flow[list[DelayedJob]]:
+        return (yield from delays.listed(self.keys, self.codec, _count("limit", limit)))
 
     def peek_dlq(self, limit: int, after: str | None) -> Flow[list[DlqEntry]]:
         count = _count("limit", limit)
@@ -479,6 +520,11 @@ class _Plans:
         if not isinstance(group, str) or not group:
             raise ConfigError(f"group expects a name, got {group!r:.80}")
         return (yield from observe.stats(self.keys, group))
+
+    def overview(self, group: str) -> Flow[Overview]:
+        if not isinstance(group, str) or not group:
+            raise ConfigError(f"group expects a name, got {group!r:.80}")
+        return (yield from survey.overview(self.keys, group))
 
     def upsert_repeatable(self, spec: RepeatableSpec) -> Flow[str]:
         if not isinstance(spec, RepeatableSpec):
