@@ -85,7 +85,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def on(self, command: str, *, nth: int = 1, act: Act) -> None:
-        """Do that to the ``nth`` command of that name, counted from now."""
+        """Do that to the ``nth`` command of that name, counted from now; the name ``*`` counts all commands."""
         with self._lock:
             self._rules[command.upper(), self.counts[command.upper()] + nth] = act
 
@@ -156,7 +156,9 @@ class Proxy:
         name = command.split(b"\r\n", 3)[2].decode().upper()
         with self._lock:
             self.counts[name] += 1
-            return self._rules.pop((name, self.counts[name]), PASS)
+            self.counts["*"] += 1
+            act = self._rules.pop((name, self.counts[name]), PASS)
+            return act if act is not PASS else self._rules.pop(("*", self.counts["*"]), PASS)
 
 
 def read_value(stream: BinaryIO) -> bytes:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from chasqui.address import Address
 from chasqui.address import parse as parse_url
+from chasqui.direct import DirectWriter
+from chasqui.errors import LedgerAhead, LedgerBroken, StageExpired
+from chasqui.ids import new_ids
 from chasqui.options import ConnectionOptions, Settling, build, check, option, spell, table
+from chasqui.protocol.blocks import Dead, Jobs
 from chasqui.protocol.columns import JobColumns, delayed_columns, job_columns
 from chasqui.protocol.events import parse as parse_event
-from chasqui.protocol.keys import checked_queue
+from chasqui.protocol.keys import checked_app_id, checked_queue, id_bytes, name_bytes
+from chasqui.protocol.produce import Room, marker_ttl_s
 from chasqui.protocol.reading import (
     PendingEntry,
     Position,
@@ -24,27 +29,49 @@ from chasqui.protocol.reading import (
     predecessor,
 )
 from chasqui.protocol.replies import fields as entry_fields
+from chasqui.protocol.transact import Home, LedgerRow
 from chasqui.reader import Reader
+from chasqui.staging import Staged, Stager
+from chasqui.transactions import Ledger, Terms, Transactions
 
 __all__ = [
     "Address",
     "ConnectionOptions",
+    "Dead",
+    "DirectWriter",
+    "Home",
     "JobColumns",
+    "Jobs",
+    "Ledger",
+    "LedgerAhead",
+    "LedgerBroken",
+    "LedgerRow",
     "PendingEntry",
     "Position",
     "Reader",
+    "Room",
     "Sample",
     "Settling",
+    "StageExpired",
+    "Staged",
+    "Stager",
+    "Terms",
+    "Transactions",
     "Walk",
     "WrongKeyType",
     "build",
     "check",
+    "checked_app_id",
     "checked_queue",
     "delayed_columns",
     "entry_fields",
+    "id_bytes",
     "id_parts",
     "id_text",
     "job_columns",
+    "marker_ttl_s",
+    "name_bytes",
+    "new_ids",
     "option",
     "parse_event",
     "parse_url",

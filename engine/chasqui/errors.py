@@ -16,6 +16,9 @@
     ├── QueueFull                         CMQ-301  max_stream_len reached; nothing was added
     ├── BulkInterrupted                   CMQ-302  part of a bulk was acknowledged; says which
     ├── EmbeddedServerError               CMQ-303  the embedded server could not be started
+    ├── StageExpired                      CMQ-304  staged rows are gone before they were published; run the batch again
+    ├── LedgerAhead                       CMQ-305  the ledger knows a higher version than the one being written
+    ├── LedgerBroken                      CMQ-306  the server has lost rows or a ledger that it had confirmed
     ├── ResultTimeout (also TimeoutError) CMQ-102  wait_for_result ran out of time
     └── HandlerError                      CMQ-010  raised by handlers to steer the outcome
         ├── UnrecoverableError            CMQ-011  do not retry: dead letter now
@@ -151,6 +154,24 @@ class EmbeddedServerError(ChasquiError):
     """The embedded server is not installed, or did not start."""
 
     code = "CMQ-303"
+
+
+class StageExpired(ChasquiError):
+    """Rows of a batch were staged, and are gone before the batch was opened: nothing of it is published."""
+
+    code = "CMQ-304"
+
+
+class LedgerAhead(ChasquiError):
+    """A writer offers a version that is lower than the last one: a checkpoint was deleted, restored or copied."""
+
+    code = "CMQ-305"
+
+
+class LedgerBroken(ChasquiError):
+    """What a ledger had adopted is not there any more, or two ledgers of one writer contradict each other."""
+
+    code = "CMQ-306"
 
 
 class ResultTimeout(ChasquiError, TimeoutError):

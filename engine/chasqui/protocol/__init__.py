@@ -23,4 +23,6 @@ A job's life, with the keys it passes (all of queue ``q`` start with ``{chasqui:
     :repeat:spec:<key>      hash     spec = the stored spec, fired = how often
     :promoter:lock  :scheduler:lock  who leads
     :paused                 string   present while the queue is paused
+    :stage:<id>             hash     blocks that a task of a transactional writer has set down; see transact
+    :txn:<app id>           hash     how far that writer's version is published in this queue
 """

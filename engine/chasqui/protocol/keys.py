@@ -8,6 +8,7 @@ from chasqui.errors import ConfigError
 from chasqui.job import MAX_ID_BYTES, MAX_NAME_BYTES
 
 MAX_QUEUE_BYTES = 256
+MAX_APP_BYTES = 512
 
 
 class Keys:
@@ -38,6 +39,35 @@ class Keys:
     def repeat_spec(self, spec_key: str) -> str:
         return f"{self.prefix}:repeat:spec:{spec_key}"
 
+    def stage(self, stage_id: str) -> str:
+        """Encoded jobs that one attempt of one task has set down, not yet visible."""
+        return f"{self.prefix}:stage:{stage_id}"
+
+    def ledger(self, app_id: str) -> str:
+        """How far a writer's version is published in this queue."""
+        return f"{self.prefix}:txn:{app_id}"
+
+    def spark_session(self, sid: str) -> str:
+        """Who drives the Spark checkpoint of that sid, and how its jobs are settled."""
+        return f"{self.prefix}:spark:{sid}:session"
+
+    def spark_manifest(self, sid: str, seq: int) -> str:
+        """The jobs of one of its batches."""
+        return f"{self.prefix}:spark:{sid}:batch:{seq}"
+
+
+class AppKeys:
+    """The keys of one transactional writer that are no queue's; one cluster slot of their own."""
+
+    def __init__(self, app_id: str) -> None:
+        self.app_id = checked_app_id(app_id)
+        self.prefix = f"{{chasqui-txn:{app_id}}}"
+        self.home = f"{self.prefix}:txn"
+        self.queues = f"{self.prefix}:queues"
+
+    def manifest(self, manifest_id: str) -> str:
+        return f"{self.prefix}:manifest:{manifest_id}"
+
 
 def _utf8(what: str, value: Any, limit: int) -> bytes:
     if not isinstance(value, str):
@@ -59,6 +89,16 @@ def checked_queue(queue: Any) -> str:
     if not queue.strip() or any(c in "{}" or ord(c) < 32 or ord(c) == 127 for c in queue):
         raise ConfigError(f"queue expects a name without braces and control characters, not blank; got {queue!r:.80}")
     return str(queue)
+
+
+def checked_app_id(app_id: Any) -> str:
+    """A transactional writer's name: as a queue's, it stands inside a hash tag."""
+    _utf8("txn_app_id", app_id, MAX_APP_BYTES)
+    if not app_id.strip() or any(c in "{}" or ord(c) < 32 or ord(c) == 127 for c in app_id):
+        raise ConfigError(
+            f"txn_app_id expects a name without braces and control characters, not blank; got {app_id!r:.80}"
+        )
+    return str(app_id)
 
 
 def name_bytes(name: Any) -> bytes:
