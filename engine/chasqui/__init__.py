@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from chasqui import embedded
 from chasqui.consumer import Consumer
 from chasqui.errors import (
     AuthFailed,
@@ -98,6 +99,7 @@ __all__ = [
     "WorkerSeen",
     "__version__",
     "batch",
+    "embedded",
 ]
 
 logging.getLogger("chasqui").addHandler(logging.NullHandler())

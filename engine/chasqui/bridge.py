@@ -31,6 +31,7 @@ from chasqui.protocol.reading import (
 from chasqui.protocol.replies import fields as entry_fields
 from chasqui.protocol.transact import Home, LedgerRow
 from chasqui.reader import Reader
+from chasqui.settings import add_arguments, collect, read_file
 from chasqui.staging import Staged, Stager
 from chasqui.transactions import Ledger, Terms, Transactions
 
@@ -59,10 +60,12 @@ __all__ = [
     "Transactions",
     "Walk",
     "WrongKeyType",
+    "add_arguments",
     "build",
     "check",
     "checked_app_id",
     "checked_queue",
+    "collect",
     "delayed_columns",
     "entry_fields",
     "id_bytes",
@@ -76,6 +79,7 @@ __all__ = [
     "parse_event",
     "parse_url",
     "predecessor",
+    "read_file",
     "spell",
     "table",
 ]

@@ -1,0 +1,77 @@
+"""How well a queue serves its jobs: runs, failures and how long handlers took, per window of time and job name.
+
+  spark-submit jobs/queue_slo.py --queue emails                                  a table of the last windows
+  spark-submit jobs/queue_slo.py --queue emails --max-p99-ms 500 --max-failures 0.01      exit code 1 when missed
+  spark-submit jobs/queue_slo.py --queue emails --path slo --checkpoint state/slo --follow 60s
+
+Windows are of the time at which events happened. With --follow a window is written once, when the watermark says that
+nothing more of it can come.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from chasqui_spark.options import SourceOptions
+from chasqui_spark.pipeline import arguments, chosen, run, spark_options
+
+
+def figures(events: DataFrame, window: str) -> DataFrame:
+    """Runs of each window and name: how many, which share failed, and how long they took."""
+    finished = events.where("event IN ('completed', 'failed')")
+    failed = f.when(f.col("event") == "failed", 1).otherwise(0)
+    took = f.percentile_approx("duration_us", f.array(f.lit(0.5), f.lit(0.99)), 10_000)
+    return (
+        finished.groupBy("queue", f.window("created_at", window).alias("time"), "name")
+        .agg(f.count("*").alias("runs"), f.sum(failed).alias("failed"), took.alias("took"))
+        .select(
+            "queue",
+            f.col("time.start").alias("from"),
+            f.col("time.end").alias("to"),
+            "name",
+            "runs",
+            (f.col("failed") / f.col("runs")).alias("failure_rate"),
+            (f.col("took")[0] / 1000).alias("p50_ms"),
+            (f.col("took")[1] / 1000).alias("p99_ms"),
+        )
+    )
+
+
+def main(argv: list[str]) -> int:
+    parser = arguments(__doc__, SourceOptions, skip=("view", "mode"))
+    parser.add_argument("--window", default="1 minute", help="length of a window (default: 1 minute)")
+    parser.add_argument("--lateness", default="10 seconds", help="--follow: how late an event may come")
+    parser.add_argument("--follow", metavar="TIME", help="go on, with a batch every so often, such as 60s")
+    parser.add_argument("--path", metavar="DIR", help="--follow: where the Parquet files go")
+    parser.add_argument("--checkpoint", metavar="DIR", help="--follow: where the query remembers what it has done")
+    parser.add_argument("--max-p99-ms", type=float, metavar="MS", help="the objective for the 99th percentile")
+    parser.add_argument(
+        "--max-failures", type=float, metavar="SHARE", help="the objective for the share of failed runs"
+    )
+    flags = parser.parse_args(argv)
+    if flags.follow and not (flags.path and flags.checkpoint):
+        parser.error("--follow needs --path and --checkpoint")
+    options = {**spark_options(chosen(SourceOptions, flags, "source")), "view": "events"}
+    spark = SparkSession.builder.appName("queue SLO").getOrCreate()
+    if flags.follow:
+        events = spark.readStream.format("chasqui").options(**options).load()
+        late = figures(events.withWatermark("created_at", flags.lateness), flags.window)
+        writer = late.writeStream.format("parquet").option("path", flags.path)
+        query = writer.option("checkpointLocation", flags.checkpoint).trigger(processingTime=flags.follow).start()
+        query.awaitTermination()
+        return 0
+    table = (
+        figures(spark.read.format("chasqui").options(**options).load(), flags.window).orderBy("from", "name").cache()
+    )
+    table.show(1000, truncate=False)
+    missed = table.where(
+        (f.col("p99_ms") > (flags.max_p99_ms or float("inf")))
+        | (f.col("failure_rate") > (1.0 if flags.max_failures is None else flags.max_failures))
+    ).count()
+    print(f"{missed} of {table.count()} windows missed their objective")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    run(main)
