@@ -8,7 +8,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from chasqui import OptionError
-from chasqui.bridge import ConnectionOptions, Settling, build, option, parse_url, spell
+from chasqui.bridge import (
+    ConnectionOptions,
+    Settling,
+    build,
+    checked_app_id,
+    checked_queue,
+    name_bytes,
+    option,
+    parse_url,
+    spell,
+)
 
 T = TypeVar("T", bound=ConnectionOptions)
 
@@ -145,6 +155,12 @@ class SinkOptions(ConnectionOptions):
     txn_version: int | None = option(
         None, min=0, max=2**53, help="Batch: this write's number; one that is not higher than the last is skipped."
     )
+    txn_older: str | None = option(
+        None,
+        choices=("fail", "skip"),
+        help="A version lower than the last one: `fail` with LedgerAhead (the default of streams and of `ChasquiSink`) "
+        "or `skip` it (that of other batches). An equal one is always skipped: it is there already.",
+    )
     overflow: str = option(
         "block",
         choices=("block", "reject", "trim"),
@@ -160,6 +176,7 @@ class SinkOptions(ConnectionOptions):
     )
     max_payload_bytes: int = option(1_048_576, min=1, help="Largest encoded job that is accepted.")
     max_delay_secs: int = option(30 * 24 * 3600, min=0, help="Longest delay that is accepted, in seconds; 0: any.")
+    dlq_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the dead letters, for `badRows=dlq`.")
     dedup_ttl: int = option(86_400_000, min=1000, duration=True, help="How long ids of the column `id` are remembered.")
     stage_ttl: int = option(
         86_400_000, min=60_000, duration=True, help="How long staged rows of a batch that was never committed are kept."
@@ -179,6 +196,15 @@ class SinkOptions(ConnectionOptions):
             raise OptionError("backoffKind and backoffDelayMs go together: give both or none")
         if self.txn_version is not None and self.txn_app_id is None:
             raise OptionError("txnVersion is counted per txnAppId: give both")
+        if self.delivery == "atLeastOnce" and self.txn_version is not None:
+            raise OptionError(
+                "txnVersion numbers transactions, and delivery=atLeastOnce has none: leave one of them out"
+            )
+        if self.queue is not None:
+            checked_queue(self.queue)
+        if self.txn_app_id is not None:
+            checked_app_id(self.txn_app_id)
+        name_bytes(self.name or "")
 
 
 @dataclass(frozen=True, kw_only=True)

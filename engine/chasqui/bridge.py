@@ -13,7 +13,7 @@ from chasqui.direct import DirectWriter
 from chasqui.errors import LedgerAhead, LedgerBroken, StageExpired
 from chasqui.ids import new_ids
 from chasqui.options import ConnectionOptions, Settling, build, check, option, spell, table
-from chasqui.protocol.blocks import Dead, Jobs
+from chasqui.protocol.blocks import Dead, Jobs, packed_retry
 from chasqui.protocol.columns import JobColumns, delayed_columns, job_columns
 from chasqui.protocol.events import parse as parse_event
 from chasqui.protocol.keys import checked_app_id, checked_queue, id_bytes, name_bytes
@@ -76,6 +76,7 @@ __all__ = [
     "name_bytes",
     "new_ids",
     "option",
+    "packed_retry",
     "parse_event",
     "parse_url",
     "predecessor",

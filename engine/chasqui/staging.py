@@ -55,9 +55,20 @@ class Stager:
                     self._link.run(transact.discard(self._keys[queue], [self._id]))
         self._link.close()
 
-    def standing(self, app_id: str) -> transact.Home | None:
-        """How the writer stands at home."""
-        return self._link.run(transact.standing(AppKeys(app_id)))
+    def is_there(self, app_id: str, version: int, *, older: str) -> bool:
+        """Whether the version needs no rows any more. One that is only begun does: its stages may have expired.
+
+        ``older``: what a version below the writer's last one means, ``fail`` with LedgerAhead or ``skip``.
+        """
+        app = AppKeys(app_id)
+        home = self._link.run(transact.standing(app))
+        if home is None or home.version < version:
+            return False
+        if home.version == version:
+            return home.state in ("open", "done")
+        if older == "fail":
+            raise transact.ahead(app, version, home.version, "its ledger")
+        return True
 
     def add(self, queue: str, jobs: Jobs) -> None:
         """Stage jobs; they are sent when a block is full."""

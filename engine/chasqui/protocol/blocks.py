@@ -23,7 +23,9 @@ from typing import TypeAlias
 import msgpack
 
 from chasqui.errors import DecodeError
+from chasqui.job import RetryOverride
 from chasqui.protocol.bulk import bin_header
+from chasqui.protocol.codec import retry_fields
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES
 
 UNIQUE_JOBS = 250  # each has two keys of its own in the script's call
@@ -116,6 +118,11 @@ class Dead:
 class Block:
     rows: int
     data: bytes
+
+
+def packed_retry(retry: RetryOverride | None) -> bytes:
+    """An override as it stands in an envelope; empty for none."""
+    return b"" if retry is None else bytes(msgpack.packb(retry_fields(retry)))
 
 
 class BlockBuilder:
