@@ -164,9 +164,7 @@ class _Core:
                 return self._all(iterator, direct, Written())
         with Stager(connection_of(self._options), stage_ttl_ms=self._options.stage_ttl) as stager:
             if stager.is_there(identity.app_id, identity.version, older=self._older):
-                for _ in iterator:
-                    pass
-                return Written(identity)
+                return Written(identity, rows=sum(batch.num_rows for batch in iterator))
             message = self._all(iterator, stager, Written(identity))
             message.staged = stager.finish()
             return message
@@ -187,7 +185,7 @@ class _Core:
         staged = [m.staged for m in messages if m.staged is not None]
         with Transactions(connection_of(self._options), self._terms()) as transactions:
             fresh = transactions.commit(
-                identity.app_id, identity.version, staged, complete=len(staged) == len(messages)
+                identity.app_id, identity.version, staged, complete=len(staged) == len(messages), rows=rows
             )
         if fresh:
             log.info("writer %s: version %d is published, %d rows", identity.app_id, identity.version, rows - bad)

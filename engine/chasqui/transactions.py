@@ -83,10 +83,13 @@ class Transactions:
         """The writer's latest version and its state; None where it has none."""
         return self._link.run(transact.standing(AppKeys(app_id)))
 
-    def commit(self, app_id: str, version: int, staged: Sequence[Staged], *, complete: bool = True) -> bool:
+    def commit(
+        self, app_id: str, version: int, staged: Sequence[Staged], *, complete: bool = True, rows: int | None = None
+    ) -> bool:
         """Publish what the tasks of a version have staged, once. False where the version was there already.
 
         ``complete`` is False where tasks staged nothing because home had the version then: it must have it now too.
+        ``rows``: how many the tasks have seen, for the log.
         """
         app, manifest = AppKeys(app_id), manifest_of(staged)
         while True:
@@ -126,7 +129,8 @@ class Transactions:
                 if finished is False and not complete:
                     raise _not_staged(app, version)
             else:
-                return self._passed(app, version, word, home, manifest)
+                self._passed(app, version, word, home, manifest, manifest.rows if rows is None else rows)
+                return False
 
     def abort(self, app_id: str, version: int, staged: Sequence[Staged]) -> None:
         """Delete what the tasks have staged, unless a manifest has adopted it: Spark calls this also after a commit
@@ -185,7 +189,7 @@ class Transactions:
             return "ahead", home
         return ("done" if home.state == "done" else "other"), home
 
-    def _passed(self, app: AppKeys, version: int, word: str, home: Home, manifest: Manifest) -> bool:
+    def _passed(self, app: AppKeys, version: int, word: str, home: Home, manifest: Manifest, rows: int) -> None:
         """The version is there already, or home is past it."""
         if word == "done" and home.manifest_id:
             self._finish(app, home)
@@ -196,11 +200,10 @@ class Transactions:
             "writer %s: version %d is skipped, %d rows: version %d is published already",
             app.app_id,
             version,
-            manifest.rows,
+            rows,
             home.version,
         )
         self._confirm(app)
-        return False
 
     def _discard(self, app: AppKeys, manifest: Manifest) -> None:
         """Stages of ours that home has not taken, and the manifest that it would have taken."""
