@@ -98,10 +98,13 @@ def attach(spark: SparkSession) -> ChasquiQueryListener:
         return found
 
 
-def figures_of(reported: str | None) -> dict[str, Stats]:
-    """The figures that a source of ours has put into the progress; none in what other sources report."""
+def figures_of(reported: Any) -> dict[str, Stats]:
+    """The figures that a source of ours has put into the progress; none in what other sources report.
+
+    Text in classic Spark, parsed already over Connect.
+    """
     try:
-        found = json.loads(reported or "null")
+        found = json.loads(reported) if isinstance(reported, str) else reported
         queues = found["queues"] if isinstance(found, dict) and "v" in found else {}
         return {
             str(queue): Stats(

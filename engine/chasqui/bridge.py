@@ -27,6 +27,7 @@ from chasqui.protocol.reading import (
     id_parts,
     id_text,
     predecessor,
+    successor,
 )
 from chasqui.protocol.replies import fields as entry_fields
 from chasqui.protocol.transact import Home, LedgerRow
@@ -82,5 +83,6 @@ __all__ = [
     "predecessor",
     "read_file",
     "spell",
+    "successor",
     "table",
 ]

@@ -99,6 +99,12 @@ def predecessor(parts: Id) -> Id:
     return (ms - 1, SEQUENCES) if ms > 0 else (0, 0)
 
 
+def successor(parts: Id) -> Id:
+    """The lowest id that is greater."""
+    ms, sequence = parts
+    return (ms, sequence + 1) if sequence < SEQUENCES else (ms + 1, 0)
+
+
 def positions(keys: Sequence[str]) -> Flow[list[Position | Refusal]]:
     """Where these streams stand: one command each, one round trip. A key of another type is a refusal in the list."""
     replies = yield Batch(tuple(command("XINFO", "STREAM", key, safe=True) for key in keys))
@@ -159,7 +165,7 @@ def walk(
 
 def probe(key: str, after: str, upto: str, guesses: Sequence[Id]) -> Flow[list[Sample]]:
     """What stands around these ids, in the range behind ``after`` and up to ``upto``."""
-    first = id_text(_successor(id_parts(after)))
+    first = id_text(successor(id_parts(after)))
     samples: list[Sample] = []
     for start in range(0, len(guesses), GUESSES):
         some: list[Arg] = [id_text(guess) for guess in guesses[start : start + GUESSES]]
@@ -168,11 +174,6 @@ def probe(key: str, after: str, upto: str, guesses: Sequence[Id]) -> Flow[list[S
             Sample(_id(one[0]), _id(one[1]), number(one[2]), _id(one[3]), _id(one[4]), number(one[5])) for one in reply
         ]
     return samples
-
-
-def _successor(parts: Id) -> Id:
-    ms, sequence = parts
-    return (ms, sequence + 1) if sequence < SEQUENCES else (ms + 1, 0)
 
 
 def _id(raw: Any) -> Id | None:

@@ -1,0 +1,309 @@
+"""``spark.readStream.format("chasqui")``: a queue as it grows, with no side effect on it.
+
+Spark polls ``latestOffset`` every ten milliseconds while a query is idle: then it costs one pipelined command a queue.
+The process that holds this object lives as long as the query's run; everything that must survive it is in the offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from chasqui import ChasquiError
+from chasqui.bridge import Position, Reader, Walk, WrongKeyType, id_parts
+from chasqui_spark.offsets import (
+    BEGINNING,
+    LATEST,
+    DataLoss,
+    Found,
+    Mark,
+    Offset,
+    added_at,
+    assess,
+    check_start,
+    from_json,
+    initial,
+    moved,
+    resolved,
+    start_of,
+    to_json,
+)
+from chasqui_spark.options import SourceOptions
+from chasqui_spark.planning import Range, RangePartition, fair_order, share
+from chasqui_spark.ranges import planned, read_ranges, walk_step
+from chasqui_spark.source import close_all, found_queues, named_queues, reading
+from chasqui_spark.views import check_schema
+
+log = logging.getLogger("chasqui.spark")
+
+FIGURES_EVERY_S = 1.0
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads ``jobs``, ``events`` or ``dlq`` from outside. Made in several processes, so making it does nothing."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_schema(options, schema)
+        check_start(options)
+        named_queues(options)
+        self._options = options
+        self._start = start_of(options)
+        self._queues: list[str] = []
+        self._looked_at: float | None = None
+        self._targets: dict[str, str] | None = None
+        self._walks: dict[tuple[str, str, str], Walk] = {}
+        self._turn = 0
+        self._gone = 0
+        self._warned: set[tuple[str, str]] = set()
+        self._figures: tuple[float, dict[str, Any]] | None = None
+
+    # --- Offsets ---
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+        """Symbolic and constant: Spark asks twice, and once more after a crash in the first batch."""
+        return initial(self._start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark knows one limit at a time; where both are set the bytes are added in ``latestOffset``."""
+        if self._options.max_jobs_per_trigger is not None:
+            return ReadMaxRows(self._options.max_jobs_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note where all streams end now; entries and queues that come later are for the next run."""
+        with reading(self._options) as reader:
+            queues = found_queues(self._options, reader)
+            positions = reader.positions(self._options.view, queues)
+            self._queues, self._looked_at = queues, time.monotonic()
+            # One that is no stream stays among them, so that the first look at it says so.
+            self._targets = {q: p.last_id if isinstance(p, Position) else BEGINNING for q, p in positions.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next batch goes; exactly ``start`` where nothing is new."""
+        before = from_json(start)
+        with reading(self._options) as reader:
+            queues = self._wanted(reader, before)
+            positions = reader.positions(self._options.view, queues)
+            found = {queue: self._found(queue, before, positions[queue]) for queue in queues}
+            ends = self._ends(reader, before, positions, found, limit)
+        # What "latest" means is settled now and written down, or later polls would skip what came in between.
+        settled = before.symbolic and LATEST in (self._start.everywhere, *self._start.queues.values())
+        changed = settled
+        marks: dict[str, Mark] = {}
+        for queue in sorted({*before.marks, *ends}):
+            old = before.marks.get(queue)
+            new = ends.get(queue, old)
+            if new is not None and new is not old and moved(old, new):
+                marks[queue] = new
+                changed = True
+            elif old is not None:
+                # Nothing new here. A ``from`` belonged to the batch that this offset ended.
+                marks[queue] = Mark(old.id, old.added)
+            elif settled:
+                marks[queue] = Mark(BEGINNING)
+        return to_json(marks) if changed else start
+
+    def _wanted(self, reader: Reader, before: Offset) -> list[str]:
+        """The queues to look at: those found, those that have been read before, and within AvailableNow no others."""
+        if self._targets is not None:
+            return sorted(self._targets)
+        now = time.monotonic()
+        due = self._looked_at is None or (now - self._looked_at) * 1000 >= self._options.discovery_interval
+        if due and (self._options.queue_pattern is not None or not self._queues):
+            self._queues, self._looked_at = found_queues(self._options, reader), now
+        named = self._options.queue_pattern is None
+        return self._queues if named else sorted({*self._queues, *before.marks})
+
+    def _found(self, queue: str, before: Offset, position: Position | WrongKeyType) -> Found:
+        mark = before.marks.get(queue)
+        if mark is None:
+            if isinstance(position, WrongKeyType):
+                raise position
+            # A queue that appears while the query runs starts at its first entry, unless its start was given by name.
+            if before.symbolic or queue in self._start.queues:
+                return Found(resolved(self._start.of(queue), position), here=position.exists)
+            return Found(BEGINNING, here=position.exists)
+        found = assess(self._options.view, mark, position, may_vanish=self._options.queue_pattern is not None)
+        if found.lost is not None:
+            self._tell_loss(queue, found)
+        if isinstance(position, Position) and position.exists and position.added is None:
+            self._warn_once(
+                queue,
+                "counters",
+                "the server does not count entries (Redis before 7.0): of lost ones only the ids tell",
+            )
+        self._gone += found.gone
+        return found
+
+    def _tell_loss(self, queue: str, found: Found) -> None:
+        text = f"queue {queue!r}, view {self._options.view}: {found.lost}"
+        if self._options.fail_on_data_loss:
+            raise DataLoss(
+                f"{text}. Entries may be lost to this query. failOnDataLoss=false goes on with what is there; a new "
+                f"checkpointLocation starts over"
+            )
+        self._warn_once(queue, str(found.lost), f"{text}; going on, because failOnDataLoss=false")
+
+    def _warn_once(self, queue: str, what: str, text: str) -> None:
+        if (queue, what) not in self._warned:
+            if len(self._warned) > 10_000:
+                self._warned.clear()
+            self._warned.add((queue, what))
+            log.warning("%s", text)
+
+    def _ends(
+        self,
+        reader: Reader,
+        before: Offset,
+        positions: dict[str, Position | WrongKeyType],
+        found: dict[str, Found],
+        limit: ReadLimit,
+    ) -> dict[str, Mark]:
+        """The new mark of each queue that has one. Without a limit that is the stream's end, and nothing is asked."""
+        ends: dict[str, Mark] = {}
+        waiting: dict[str, Position] = {}
+        for queue, one in found.items():
+            position = positions[queue]
+            target = self._target(queue, position) if isinstance(position, Position) and one.here else BEGINNING
+            if not isinstance(position, Position) or id_parts(one.begin) >= id_parts(target):
+                # Nothing to read, but a begin that differs from the offset before has to be remembered.
+                ends[queue] = self._mark(before, queue, one, one.begin, None)
+            else:
+                added = position.added if target == position.last_id else None
+                ends[queue] = self._mark(before, queue, one, target, added)
+                waiting[queue] = position
+        entries, size = self._limits(limit)
+        if entries is not None or size is not None:
+            self._walks.clear()
+            scarce = entries is not None and entries < len(waiting)
+            order = fair_order({q: p.length for q, p in waiting.items()}, self._turn if scarce else 0)
+            self._turn += 1
+            for left, queue in zip(range(len(order), 0, -1), order, strict=True):
+                most = None if entries is None else share(entries, left)
+                room = None if size is None else share(size, left)
+                walk = self._walked(reader, before, queue, found[queue], waiting[queue], ends, most, room)
+                entries = None if entries is None else max(0, entries - walk.entries)
+                size = None if size is None else max(0, size - walk.size)
+        return ends
+
+    def _walked(
+        self,
+        reader: Reader,
+        before: Offset,
+        queue: str,
+        one: Found,
+        position: Position,
+        ends: dict[str, Mark],
+        most: int | None,
+        room: int | None,
+    ) -> Walk:
+        """Cut a queue's batch down to its share; what it leaves is for the queues after it."""
+        end = ends[queue].id
+        if most == 0 or room == 0:
+            ends[queue] = self._mark(before, queue, one, one.begin, None)
+            return Walk(0, 0, None, ())
+        walk = reader.walk(
+            self._options.view, queue, one.begin, end, entries=most, size=room, step=walk_step(self._options)
+        )
+        full = (most is not None and walk.entries >= most) or (room is not None and walk.size >= room)
+        if full and walk.last_id is not None and walk.last_id != end:
+            added = added_at(one.begin, before.marks.get(queue), position, walk.entries)
+            ends[queue] = self._mark(before, queue, one, walk.last_id, added)
+        self._walks[queue, one.begin, ends[queue].id] = walk
+        return walk
+
+    def _target(self, queue: str, position: Position) -> str:
+        target = position.last_id if self._targets is None else self._targets.get(queue, BEGINNING)
+        return min(target, position.last_id, key=id_parts)
+
+    def _mark(self, before: Offset, queue: str, one: Found, end: str, added: int | None) -> Mark:
+        old = before.marks.get(queue)
+        expected = old.id if old is not None else BEGINNING
+        return Mark(end, added, one.begin if one.begin != expected else None)
+
+    def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        """Entries and bytes. ``ReadAllAvailable`` where limits are set comes from a trigger that wants everything."""
+        if isinstance(limit, ReadAllAvailable):
+            return None, None
+        entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes_per_trigger
+        return entries, size
+
+    # --- Batches ---
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch. After a crash Spark asks for a logged batch again: the offsets alone decide."""
+        before, after = from_json(start), from_json(end)
+        wanted: list[tuple[str, str, Mark]] = []
+        for queue, mark in after.marks.items():
+            old = before.marks.get(queue)
+            begin = mark.begin if mark.begin is not None else old.id if old is not None else BEGINNING
+            if id_parts(begin) < id_parts(mark.id):
+                wanted.append((queue, begin, mark))
+        if not wanted:
+            return [RangePartition([])]
+        with reading(self._options) as reader:
+            found = reader.positions(self._options.view, [queue for queue, _, _ in wanted])
+            positions = {queue: one if isinstance(one, Position) else Position() for queue, one in found.items()}
+            ranges = []
+            for queue, begin, mark in wanted:
+                length, old = positions[queue].length, before.marks.get(queue)
+                if old is not None and old.added is not None and mark.added is not None and mark.begin is None:
+                    length = min(length, max(0, mark.added - old.added))
+                if length:
+                    ranges.append(Range(queue, begin, mark.id, length))
+            return list(planned(self._options, reader, ranges, positions, self._walks)) or [RangePartition([])]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """A generator of record batches; runs in a task."""
+        return read_ranges(self._options, partition.ranges if isinstance(partition, RangePartition) else ())
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: reading from outside leaves no trace."""
+
+    def stop(self) -> None:
+        close_all()
+
+    # --- What the progress shows ---
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Figures of the queues for StreamingQueryProgress, at most a second old. They are for people: where they
+        cannot be had, the query goes on without.
+        """
+        now = time.monotonic()
+        if self._figures is not None and now - self._figures[0] < FIGURES_EVERY_S:
+            return self._figures[1]
+        try:
+            with reading(self._options) as reader:
+                stats = reader.stats(self._queues, self._options.group)
+        except ChasquiError as error:
+            log.warning("no figures for the progress: %s", error)
+            return None
+        queues = {
+            queue: {
+                "delayed": one.delayed,
+                "depth": one.waiting + one.pending,
+                "dlq": one.dlq,
+                "oldest_age_ms": one.oldest_age_ms,
+                "paused": one.paused,
+                "pending": one.pending,
+                "waiting": one.waiting,
+            }
+            for queue, one in sorted(stats.items())
+        }
+        self._figures = (now, {"gone": self._gone, "queues": queues, "v": 1})
+        return self._figures[1]
