@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from pyspark.sql import SparkSession
+
+from chasqui import embedded
 
 # Python workers must find the same packages, and Spark must not listen on the network.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -38,3 +42,28 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     for query in session.streams.active:
         query.stop()
     session.stop()
+
+
+# What does not depend on the kind of server runs once, on the embedded one: a Spark query costs a second.
+
+
+@pytest.fixture(scope="session")
+def one_url() -> Iterator[str]:
+    with embedded.start() as server:
+        yield server.url
+
+
+@pytest.fixture
+def one_client(one_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(one_url, protocol=2) as plain:
+        yield plain
+
+
+@pytest.fixture
+def one_queue(one_client: redis.Redis) -> Iterator[str]:
+    """A queue name of the test's own; afterwards its keys are removed."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    yield name
+    keys = list(one_client.scan_iter(match=f"{{chasqui:{name}*", count=1000))
+    if keys:
+        one_client.delete(*keys)
