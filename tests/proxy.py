@@ -94,6 +94,12 @@ class Proxy:
         _shut(self._listener)
         self._listener.close()
 
+    def drop_all(self) -> None:
+        """Close all connections that are open; new ones are taken, unless ``refuse`` was called."""
+        with self._lock:
+            for open_socket in self._sockets:
+                _shut(open_socket)
+
     def close(self) -> None:
         """Close the port and all connections."""
         with self._lock:

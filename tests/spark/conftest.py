@@ -48,9 +48,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def one_url() -> Iterator[str]:
+def one_server() -> Iterator[embedded.EmbeddedServer]:
+    """The embedded server, for tests whose outcome does not depend on the server."""
     with embedded.start() as server:
-        yield server.url
+        yield server
+
+
+@pytest.fixture(scope="session")
+def one_url(one_server: embedded.EmbeddedServer) -> str:
+    return one_server.url
 
 
 @pytest.fixture
