@@ -26,6 +26,14 @@ class Keys:
         self.promoter_lock = f"{self.prefix}:promoter:lock"
         self.scheduler_lock = f"{self.prefix}:scheduler:lock"
 
+    @property
+    def standing(self) -> tuple[str, ...]:
+        """The keys that a queue has once, whatever its jobs."""
+        return (
+            *(self.stream, self.delayed, self.dlq, self.events, self.repeat, self.paused),
+            *(self.promoter_lock, self.scheduler_lock),
+        )
+
     def result(self, job_id: str) -> str:
         return f"{self.prefix}:result:{job_id}"
 

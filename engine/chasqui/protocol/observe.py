@@ -51,3 +51,19 @@ def results(keys: Keys, ids: Sequence[str]) -> Flow[list[Any]]:
     """The stored bytes of each job's result, None where there is none."""
     replies = yield Batch(tuple(command("GET", keys.result(job_id), safe=True) for job_id in ids))
     return values(replies)
+
+
+def fade(keys: Keys, seconds: int) -> Flow[None]:
+    """Let a queue that is for a moment only expire, should whoever made it not come to ``drop`` it."""
+    yield Batch(tuple(command("EXPIRE", key, seconds, safe=True) for key in keys.standing))
+
+
+def drop(keys: Keys) -> Flow[None]:
+    """Remove a queue. Results and markers of ids stay until they expire."""
+    yield command("UNLINK", *keys.standing, safe=True)
+
+
+def list_and_ttl(key: str) -> Flow[tuple[int, int]]:
+    """How long a list is, and the milliseconds it has left; -1 when it stays, 0 and -2 when it is not there."""
+    length, left = values((yield Batch((command("LLEN", key, safe=True), command("PTTL", key, safe=True)))))
+    return number(length), number(left)

@@ -1,0 +1,105 @@
+"""Where output goes. Results on stdout, everything that accompanies them (questions, progress, warnings) on stderr.
+
+On a terminal tables are drawn by rich. Anywhere else the same rows come as plain aligned text, uncut and without
+colour, the same every time; with ``--json`` as JSON. rich is loaded only when a terminal asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from chasqui.cli.shown import as_json, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Row = Sequence[str]
+
+
+class Screen:
+    """The two streams of a command, and how it was asked to write."""
+
+    def __init__(self, *, as_json: bool = False, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
+        self.json = as_json
+        self._out, self._err = out or sys.stdout, err or sys.stderr
+        self._console: Console | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether somebody looks on: then views may be redrawn in place."""
+        return not self.json and self._out.isatty()
+
+    @property
+    def console(self) -> Console:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(file=self._out, highlight=False)
+        return self._console
+
+    def document(self, value: Any) -> None:
+        """The result of a command that was asked for JSON: one line."""
+        print(as_json(value), file=self._out, flush=True)
+
+    def line(self, text: str) -> None:
+        """A line of the result."""
+        print(printable(text), file=self._out, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line beside the result."""
+        print(printable(text), file=self._err, flush=True)
+
+    def table(self, heads: Row, rows: Sequence[Row], *, title: str = "", numbers: Sequence[str] = ()) -> None:
+        """A table; columns named in ``numbers`` stand to the right."""
+        clean = [[printable(cell) for cell in row] for row in rows]
+        if self.live:
+            self.console.print(_drawn(heads, clean, title, numbers))
+            return
+        right = {i for i, head in enumerate(heads) if head in numbers}
+        widths = [max(map(len, column)) for column in zip(heads, *clean, strict=True)]
+        for row in [heads, *clean]:
+            cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+            print("  ".join(cells).rstrip(), file=self._out)
+        self._out.flush()
+
+    def confirm(self, question: str, *, yes: bool) -> bool:
+        """Ask on stderr; without a terminal to ask on nothing is agreed to."""
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            self.say(f"{question} There is no terminal to answer on: give --yes.")
+            return False
+        print(f"{printable(question)} [y/N] ", end="", file=self._err, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextlib.contextmanager
+    def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """A bar on stderr while something long goes on, where stderr is a terminal; gives the call that moves it."""
+        if not self._err.isatty():
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(file=self._err), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda done: bar.advance(task, done)
+
+
+def _drawn(heads: Row, rows: Sequence[Row], title: str, numbers: Sequence[str]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left", header_style="bold")
+    for head in heads:
+        table.add_column(Text(head), justify="right" if head in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if not rows:
+        table.add_row(Text("(empty)", style="dim"))
+    return table
