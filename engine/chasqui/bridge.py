@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from chasqui.address import Address
 from chasqui.address import parse as parse_url
+from chasqui.batch_jobs import BatchJobs, Piece
+from chasqui.claims import Claims, Planned, SettleTerms, tell_ended
+from chasqui.claims import settle as settle_batch
 from chasqui.direct import DirectWriter
-from chasqui.errors import LedgerAhead, LedgerBroken, StageExpired
+from chasqui.errors import CheckpointInUse, LedgerAhead, LedgerBroken, StageExpired
+from chasqui.handlers import BatchHandler, describe, is_async, is_unrecoverable, reason_of
+from chasqui.handlers import outcomes as batch_outcomes
 from chasqui.ids import new_ids
+from chasqui.intake import Limits, classify
 from chasqui.options import ConnectionOptions, Settling, build, check, option, spell, table
+from chasqui.outcomes import Outcome, Outcomes, Settled
+from chasqui.payload import PayloadCodec
 from chasqui.protocol.blocks import Dead, Jobs, packed_retry
 from chasqui.protocol.columns import JobColumns, delayed_columns, job_columns
+from chasqui.protocol.consume import DeadLetter
 from chasqui.protocol.events import parse as parse_event
 from chasqui.protocol.keys import checked_app_id, checked_queue, id_bytes, name_bytes
 from chasqui.protocol.produce import Room, marker_ttl_s
@@ -32,14 +41,22 @@ from chasqui.protocol.reading import (
 from chasqui.protocol.replies import fields as entry_fields
 from chasqui.protocol.transact import Home, LedgerRow
 from chasqui.reader import Reader
+from chasqui.redis_io import Link
 from chasqui.settings import add_arguments, collect, read_file
 from chasqui.staging import Staged, Stager
+from chasqui.standing import Standing
 from chasqui.transactions import Ledger, Terms, Transactions
+from chasqui.verdicts import asked_ms
 
 __all__ = [
     "Address",
+    "BatchHandler",
+    "BatchJobs",
+    "CheckpointInUse",
+    "Claims",
     "ConnectionOptions",
     "Dead",
+    "DeadLetter",
     "DirectWriter",
     "Home",
     "JobColumns",
@@ -48,30 +65,46 @@ __all__ = [
     "LedgerAhead",
     "LedgerBroken",
     "LedgerRow",
+    "Limits",
+    "Link",
+    "Outcome",
+    "Outcomes",
+    "PayloadCodec",
     "PendingEntry",
+    "Piece",
+    "Planned",
     "Position",
     "Reader",
     "Room",
     "Sample",
+    "SettleTerms",
+    "Settled",
     "Settling",
     "StageExpired",
     "Staged",
     "Stager",
+    "Standing",
     "Terms",
     "Transactions",
     "Walk",
     "WrongKeyType",
     "add_arguments",
+    "asked_ms",
+    "batch_outcomes",
     "build",
     "check",
     "checked_app_id",
     "checked_queue",
+    "classify",
     "collect",
     "delayed_columns",
+    "describe",
     "entry_fields",
     "id_bytes",
     "id_parts",
     "id_text",
+    "is_async",
+    "is_unrecoverable",
     "job_columns",
     "marker_ttl_s",
     "name_bytes",
@@ -82,7 +115,10 @@ __all__ = [
     "parse_url",
     "predecessor",
     "read_file",
+    "reason_of",
+    "settle_batch",
     "spell",
     "successor",
     "table",
+    "tell_ended",
 ]

@@ -19,6 +19,7 @@
     ├── StageExpired                      CMQ-304  staged rows are gone before they were published; run the batch again
     ├── LedgerAhead                       CMQ-305  the ledger knows a higher version than the one being written
     ├── LedgerBroken                      CMQ-306  the server has lost rows or a ledger that it had confirmed
+    ├── CheckpointInUse                   CMQ-307  another driver runs the same checkpoint, or took it over
     ├── ResultTimeout (also TimeoutError) CMQ-102  wait_for_result ran out of time
     └── HandlerError                      CMQ-010  raised by handlers to steer the outcome
         ├── UnrecoverableError            CMQ-011  do not retry: dead letter now
@@ -172,6 +173,12 @@ class LedgerBroken(ChasquiError):
     """What a ledger had adopted is not there any more, or two ledgers of one writer contradict each other."""
 
     code = "CMQ-306"
+
+
+class CheckpointInUse(ChasquiError):
+    """Another driver takes jobs for the same checkpoint, or has taken it over while this one was silent."""
+
+    code = "CMQ-307"
 
 
 class ResultTimeout(ChasquiError, TimeoutError):

@@ -9,32 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
-from chasqui.backoff import RetryDefaults, backoff_ms
-from chasqui.errors import ChasquiError, RetryLater
+from chasqui.errors import ChasquiError
 from chasqui.handlers import describe, is_unrecoverable
-from chasqui.intake import ActiveJob, Limits, budget
+from chasqui.intake import ActiveJob
 from chasqui.metrics import DlqRouted, RetryScheduled
 from chasqui.options import ConsumerOptions
 from chasqui.protocol import events
-from chasqui.protocol.codec import encode_envelope, encode_member
+from chasqui.protocol.codec import encode_envelope
 from chasqui.protocol.consume import Call, DeadLetter, Member
 from chasqui.protocol.flow import Refusal, call_scripts
 from chasqui.protocol.replies import number
 from chasqui.redis_io import AsyncLink
 from chasqui.sinks import MetricsSink
+from chasqui.verdicts import GiveUp, Rules, after_failure, asked_ms, next_run
 
 log = logging.getLogger("chasqui.settler")
 
 _EVENTS_CROWD, _EVENTS_KEPT = 5_000, 50_000
 _BATCH_BYTES = 1 << 20
-_LONGEST_WAIT_MS = 100 * 365 * 86_400_000  # a score beyond that would lose its last digits in a double
 
 
 class Settler:
@@ -50,13 +47,7 @@ class Settler:
     ) -> None:
         self._link, self._member, self._options, self._metrics = link, member, options, metrics
         self._on_settled = on_settled
-        self._limits = Limits(options.max_attempts, options.max_payload_bytes)
-        self._defaults = RetryDefaults(
-            options.retry_initial_backoff_ms,
-            options.retry_max_backoff_ms,
-            options.retry_multiplier,
-            options.retry_jitter_ms,
-        )
+        self._rules = Rules.of(options)
         self._done: list[bytes] = []
         self._results: list[tuple[bytes, str, bytes]] = []
         self._retries: list[tuple[ActiveJob, int]] = []
@@ -94,19 +85,20 @@ class Settler:
         if job.lost:
             self._on_settled([job.entry])
             return
-        if is_unrecoverable(error):
-            self.dead(self._letter(job, "unrecoverable", error))
-        elif job.run >= budget(job.retry, self._limits):
-            self.dead(self._letter(job, "retries_exhausted", error))
-        else:
-            asked = _asked_ms(error)
-            if asked is None:
-                backoff = job.retry.backoff if job.retry else None
-                asked = backoff_ms(backoff, self._defaults, job.run, random.random())
-            wait_ms = min(asked, _LONGEST_WAIT_MS)
-            self._unsettled += 1
-            self._retries.append((job, wait_ms))
-            self._work.set()
+        verdict = after_failure(
+            self._rules,
+            job.run,
+            job.retry,
+            unrecoverable=is_unrecoverable(error),
+            asked_ms=_asked_ms(error),
+            jitter=random.random(),
+        )
+        if isinstance(verdict, GiveUp):
+            self.dead(self._letter(job, verdict.reason, error))
+            return
+        self._unsettled += 1
+        self._retries.append((job, verdict.wait_ms))
+        self._work.set()
 
     def dead(self, letter: DeadLetter) -> None:
         """The job is given up."""
@@ -165,7 +157,7 @@ class Settler:
             ids = [item[0] for item in results]
             calls.append((self._member.acks_with_results(results, options.result_ttl_secs), lambda _: self._ended(ids)))
         if retries:
-            moves = [(job.entry, wait, _member_of(job)) for job, wait in retries]
+            moves = [(job.entry, wait, next_run(job.name, job.envelope)) for job, wait in retries]
             calls.append((self._member.retries(moves), lambda reply: self._retried(retries, reply)))
         if dead:
             call = self._member.dead_letters(dead, options.dlq_max_stream_len)
@@ -254,24 +246,15 @@ class Settler:
 
 
 def _asked_ms(error: BaseException) -> int | None:
-    """The wait that a handler asks for; None where it asks for none, or for one that makes no sense."""
-    if not isinstance(error, RetryLater):
+    try:
+        return asked_ms(error)
+    except ValueError as unclear:
+        log.warning("%s: the usual back-off applies", unclear)
         return None
-    wait: Any = error.delay_ms
-    if isinstance(wait, timedelta):
-        wait = wait.total_seconds() * 1000
-    if isinstance(wait, bool) or not isinstance(wait, int | float) or not math.isfinite(wait):
-        log.warning("RetryLater expects milliseconds or a timedelta, got %.80r: the usual back-off applies", wait)
-        return None
-    return max(0, int(wait))
 
 
 def _wait_s(failures: int) -> float:
     return min(1.0, 0.05 * (1 << min(failures, 10)))
-
-
-def _member_of(job: ActiveJob) -> bytes:
-    return encode_member(job.name.encode(), encode_envelope(job.envelope.with_attempt(job.attempt + 1)))
 
 
 def _cut(items: list[Any], most: int, size: Callable[[Any], int]) -> tuple[list[Any], list[Any]]:

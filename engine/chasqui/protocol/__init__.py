@@ -23,6 +23,8 @@ A job's life, with the keys it passes (all of queue ``q`` start with ``{chasqui:
     :repeat:spec:<key>      hash     spec = the stored spec, fired = how often
     :promoter:lock  :scheduler:lock  who leads
     :paused                 string   present while the queue is paused
+    :spark:<sid>:session    hash     the lease of a Spark checkpoint, and how its jobs are settled
+    :spark:<sid>:batch:<n>  hash     the jobs of one of its batches (:mod:`chasqui.protocol.manifests`)
     :stage:<id>             hash     blocks that a task of a transactional writer has set down; see transact
     :txn:<app id>           hash     how far that writer's version is published in this queue
 """

@@ -1,0 +1,273 @@
+"""Batches of jobs in a Spark driver's hands: taken, written down, run, settled.
+
+Spark remembers a batch by its number only, so what belongs to it is written down on the server, in a *manifest*: a hash
+``{chasqui:<queue>}:spark:<sid>:batch:<seq>`` of blocks of entry ids, filled by the same script that takes the jobs. The
+``sid`` is minted for each checkpoint and is part of everything here, also of the consumer's name ``spark-<sid>``: a
+checkpoint can only touch what it took itself. Its *session* ``{chasqui:<queue>}:spark:<sid>:session`` holds the lease:
+who drives it, and a token that grows whenever that changes. Scripts that take, renew, plan or release refuse an older
+token. Settling asks for none, because Spark's commit log has decided, and whoever knows of the commit may act on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chasqui.protocol.consume import Entry, Member
+from chasqui.protocol.flow import Arg, Batch, Flow, call_script, call_scripts, command, values
+from chasqui.protocol.keys import Keys
+from chasqui.protocol.replies import number, plain
+from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, script
+
+CONSUMER_PREFIX = "spark-"
+KEEP_MS = 7 * 24 * 3_600_000
+"""How long sessions and manifests outlive their driver. After that their jobs are long stale, and taken over."""
+ENDED_KEEP_S = 600
+PAGE = 100
+_BLOCKS_AT_ONCE = 8
+
+Item = tuple[bytes, int]
+"""A job of a manifest: entry id, and how often it was delivered before it was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """``token`` is None where another process holds it: for ``left_ms`` more, unless renewed (``until`` tells)."""
+
+    token: int | None
+    left_ms: int = 0
+    until: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a claim came to: jobs taken by this call, and the manifest's jobs and bytes in all."""
+
+    now: int
+    jobs: int
+    size: int
+    narrowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A manifest as it stands before it is run. ``state``: empty, or why nothing is to be read from it any more."""
+
+    runs: int
+    jobs: int
+    blocks: int
+    state: str
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A checkpoint's place in a queue's group."""
+
+    keys: Keys
+    group: str
+    sid: str
+
+    @property
+    def member(self) -> Member:
+        return Member(self.keys, self.group, CONSUMER_PREFIX + self.sid)
+
+    @property
+    def session(self) -> str:
+        return self.keys.spark_session(self.sid)
+
+    def manifest(self, seq: int) -> str:
+        return self.keys.spark_manifest(self.sid, seq)
+
+    # The lease.
+
+    def take(self, holder: str, ttl_ms: int, label: str, terms: str) -> Flow[Lease]:
+        args: list[Arg] = [holder, ttl_ms, KEEP_MS, label, terms]
+        reply = yield from call_script(script("take_session"), [self.session], args, safe=True)
+        if number(reply[0]):
+            return Lease(number(reply[1]))
+        return Lease(None, number(reply[2]), plain(reply[3]))
+
+    def keep(self, token: int, ttl_ms: int, seqs: Sequence[int] = ()) -> Flow[bool]:
+        """Renew the lease; with 0 give it back. False: another has it."""
+        keys = [self.session, *(self.manifest(seq) for seq in seqs)]
+        return number((yield from call_script(script("keep_session"), keys, [token, ttl_ms, KEEP_MS], safe=True))) == 1
+
+    def terms(self) -> Flow[str | None]:
+        """How the session's jobs are settled, as its driver wrote it down; None when it is gone."""
+        reply = yield command("HGET", self.session, "terms", safe=True)
+        return None if reply is None else plain(reply)
+
+    # Taking.
+
+    def claim(
+        self, seq: int, token: int, limit: int, *, min_idle_ms: int = 0, upto: str = "", count: int = SCRIPT_ENTRIES
+    ) -> Flow[Taken | None]:
+        """The next slice: new jobs, or with ``min_idle_ms`` those of silent workers. None: the token is old."""
+        args: list[Arg] = [token, self.group, self.member.consumer, limit, min(count, SCRIPT_ENTRIES)]
+        reply = yield from call_script(
+            script("claim_batch"),
+            [self.session, self.manifest(seq), self.keys.stream, self.keys.paused],
+            [*args, min_idle_ms, upto, KEEP_MS],
+            safe=True,
+        )
+        if number(reply[0]) < 0:
+            return None
+        return Taken(number(reply[0]), number(reply[1]), number(reply[2]), number(reply[3]) == 1)
+
+    def seal(self, seq: int, token: int) -> Flow[int | None]:
+        """Close the manifest; how many jobs it holds. None: the token is old."""
+        keys = [self.session, self.manifest(seq)]
+        found = number((yield from call_script(script("seal_batch"), keys, [token], safe=True)))
+        return None if found < 0 else found
+
+    def exists(self, seq: int) -> Flow[bool]:
+        return number((yield command("EXISTS", self.manifest(seq), safe=True))) == 1
+
+    def newest(self) -> Flow[str]:
+        """The id of the newest entry that the stream has ever had."""
+        flat = yield command("XINFO", "STREAM", self.keys.stream, safe=True)
+        found = {plain(flat[i]): flat[i + 1] for i in range(0, len(flat) - 1, 2)}
+        return plain(found.get("last-generated-id", b"0-0"))
+
+    # Running.
+
+    def plan(self, seq: int, token: int, holder: str) -> Flow[Plan | bool | None]:
+        """Count a run. None: there is no such manifest. False: the token is old."""
+        keys = [self.session, self.manifest(seq)]
+        reply = yield from call_script(script("plan_batch"), keys, [token, holder], safe=True)
+        if number(reply[0]) < 0:
+            return False
+        if not number(reply[0]):
+            return None
+        runs, jobs, blocks = (number(part) for part in reply[1:4])
+        return Plan(runs, jobs, blocks, plain(reply[4]), number(reply[5]) == 1)
+
+    def revalidate(self, seq: int, token: int, blocks: int, min_idle_ms: int) -> Flow[int | None]:
+        """Go through all blocks; how many jobs were struck out. None: the token is old."""
+        dropped = 0
+        for block in range(1, blocks + 1):
+            reply = yield from call_script(
+                script("revalidate_batch"),
+                [self.session, self.manifest(seq), self.keys.stream],
+                [token, self.group, self.member.consumer, block, min_idle_ms],
+                safe=True,
+            )
+            if number(reply[0]) < 0:
+                return None
+            dropped += number(reply[1])
+        return dropped
+
+    def items(self, seq: int, blocks: Sequence[int]) -> Flow[list[list[Item]]]:
+        """The jobs of these blocks; a block that is gone is empty."""
+        reply = yield command("HMGET", self.manifest(seq), *(f"b{block}" for block in blocks), safe=True)
+        return [_items(text) for text in reply]
+
+    def sizes(self, seq: int, blocks: int) -> Flow[list[int]]:
+        """How many jobs each block holds, from the first."""
+        found: list[int] = []
+        for start in range(1, blocks + 1, PAGE):
+            chosen = range(start, min(start + PAGE, blocks + 1))
+            found += [len(items) for items in (yield from self.items(seq, chosen))]
+        return found
+
+    def began(self, seq: int, run: str) -> Flow[None]:
+        """Note that tasks of that Spark run have begun to read: from now on it may be committed."""
+        key = self.manifest(seq)
+        # A task that comes too late, when the manifest is settled and gone, must not leave a key for ever.
+        values(
+            (yield Batch((command("HSET", key, "run", run, safe=True), command("PEXPIRE", key, KEEP_MS, safe=True))))
+        )
+
+    def run_of(self, seq: int) -> Flow[str]:
+        """The Spark run whose tasks have begun to read; empty where none has."""
+        return plain((yield command("HGET", self.manifest(seq), "run", safe=True)))
+
+    # Ending.
+
+    def blocks(self, seq: int) -> Flow[int]:
+        """How many blocks the manifest was filled with; 0 where it is gone."""
+        return number((yield command("HGET", self.manifest(seq), "blocks", safe=True)))
+
+    def settle(self, seq: int, blocks: Sequence[int], how: str = "ack", min_idle_ms: int = 0) -> Flow[int]:
+        """End those blocks, several in a round trip: ``ack``, ``release`` or ``drop``. How many jobs were touched."""
+        keys = [self.manifest(seq), self.keys.stream]
+        touched = 0
+        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            calls = [
+                (script("settle_batch"), keys, list[Arg]((self.group, self.member.consumer, block, how, min_idle_ms)))
+                for block in blocks[start : start + _BLOCKS_AT_ONCE]
+            ]
+            touched += sum(number(reply) for reply in values((yield from call_scripts(calls, safe=True))))
+        return touched
+
+    def release(
+        self, seq: int, token: int, blocks: int, *, min_idle_ms: int, state: str, narrow: int = 0
+    ) -> Flow[int | None]:
+        """Give all back unrun, and mark the manifest. None: the token is old."""
+        released = 0
+        for block in range(1, max(1, blocks) + 1):
+            args: list[Arg] = [token, self.group, self.member.consumer, block, min_idle_ms, state, narrow]
+            keys = [self.session, self.manifest(seq), self.keys.stream]
+            found = number((yield from call_script(script("release_batch"), keys, args, safe=True)))
+            if found < 0:
+                return None
+            released += found
+        return released
+
+
+def _items(text: bytes | None) -> list[Item]:
+    items: list[Item] = []
+    for item in (text or b"").split():
+        entry_id, _, before = item.partition(b":")
+        items.append((entry_id, int(before or 0)))
+    return items
+
+
+def entries(keys: Keys, items: Sequence[Item], max_bytes: int = SCRIPT_BYTES) -> Flow[tuple[list[Entry], int]]:
+    """The records of the first items, and how many of the items that covers; those that are gone are left out.
+
+    About ``max_bytes`` at a time, so memory does not grow with the batch. New jobs were taken in one go and stand side
+    by side in the stream: read as a range. Others are read one by one.
+    """
+    found: list[Entry] = []
+    size = covered = 0
+    page = PAGE
+    while covered < len(items) and size < max_bytes:
+        chunk = items[covered : covered + page]
+        before = dict(chunk)
+        if any(deliveries for _, deliveries in chunk):
+            replies = yield Batch(tuple(command("XRANGE", keys.stream, i, i, safe=True) for i, _ in chunk))
+            records = [record for reply in values(replies) for record in reply]
+        else:
+            records = yield command("XRANGE", keys.stream, chunk[0][0], chunk[-1][0], "COUNT", len(chunk), safe=True)
+            if len(records) == len(chunk) and records[-1][0] != chunk[-1][0]:
+                # Entries between ours that are not: read the rest one by one.
+                seen = {record[0] for record in records}
+                missing = [i for i, _ in chunk if i not in seen]
+                replies = yield Batch(tuple(command("XRANGE", keys.stream, i, i, safe=True) for i in missing))
+                records += [record for reply in values(replies) for record in reply]
+        for entry_id, flat in records:
+            if entry_id in before:
+                found.append((entry_id, flat, before[entry_id]))
+                size += sum(len(part) for part in flat) if isinstance(flat, list) else 0
+        covered += len(chunk)
+        if found:
+            page = max(1, min(SCRIPT_ENTRIES, (max_bytes - size) * len(found) // max(1, size)))
+    return found, covered
+
+
+def ended_key(run: str) -> str:
+    """Says that a Spark run has ended, for the driver's process that must not guess. Not a queue's key: a run may read
+    several.
+    """
+    return f"{{chasqui-spark}}:ended:{run}"
+
+
+def tell_ended(run: str, how: str) -> Flow[None]:
+    yield command("SET", ended_key(run), how, "EX", ENDED_KEEP_S, safe=True)
+
+
+def how_ended(run: str) -> Flow[str]:
+    """How that run ended: ``stopped`` or ``failed``; empty where nobody has told."""
+    return plain((yield command("GET", ended_key(run), safe=True)))
