@@ -230,6 +230,8 @@ def _decimal(kind: DecimalType) -> Convert:
             raise _unfit(wanted, value)
         try:
             exact = Decimal(str(value))
+            if not exact.is_finite():
+                raise ValueError
             fitted = exact.quantize(unit, context=_EXACT)
             if fitted != exact or len(fitted.as_tuple().digits) > kind.precision:
                 raise Misfit(f"is a number that {wanted} does not hold")
