@@ -1,0 +1,226 @@
+"""Reader: looks at many queues, in bounded pages, through lost connections, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+import redis
+
+from chasqui import Producer, ServerError, embedded
+from chasqui.bridge import ConnectionOptions, Reader, WrongKeyType, delayed_columns, job_columns
+from chasqui.protocol.columns import one_by_one
+from chasqui.protocol.keys import Keys
+from chasqui.protocol.replies import fields
+from chasqui.reader import PAGE_BYTES, PAGE_ENTRIES, next_count, queue_of
+from tests.proxy import CUT, DROP_REPLY, Proxy
+
+
+@pytest.fixture
+def reader(url: str) -> Iterator[Reader]:
+    with Reader(ConnectionOptions(url=url)) as found:
+        yield found
+
+
+def add(url: str, queue: str, count: int, size: int = 1) -> None:
+    with Producer(url, queue=queue) as producer:
+        producer.add_bulk(["x" * size] * count)
+
+
+def test_positions_tell_where_streams_stand(reader: Reader, url: str, queue: str, client: redis.Redis) -> None:
+    add(url, queue, 3)
+    first, second, third = (entry_id.decode() for entry_id, _ in client.xrange(Keys(queue).stream))
+    client.xdel(Keys(queue).stream, second)
+
+    found = reader.positions("jobs", [queue, f"{queue}-none"])
+
+    here, none = found[queue], found[f"{queue}-none"]
+    assert not isinstance(here, WrongKeyType)
+    assert (here.first_id, here.last_id, here.length, here.added, here.max_deleted) == (first, third, 2, 3, second)
+    assert not isinstance(none, WrongKeyType)
+    assert (none.exists, none.last_id, none.length) == (False, "0-0", 0)
+
+
+def test_a_key_of_another_type_is_an_error_of_its_queue_alone(reader: Reader, queue: str, client: redis.Redis) -> None:
+    client.set(Keys(queue).stream, "x", ex=60)
+
+    found = reader.positions("jobs", [queue, f"{queue}-b"])
+
+    assert isinstance(found[queue], WrongKeyType)
+    assert isinstance(found[queue], ServerError)
+    assert not isinstance(found[f"{queue}-b"], WrongKeyType)
+
+
+def test_pages_give_each_entry_of_the_range_once(reader: Reader, url: str, queue: str, client: redis.Redis) -> None:
+    add(url, queue, 2500)
+    ids = [entry_id for entry_id, _ in client.xrange(Keys(queue).stream)]
+
+    whole = [entry[0] for page in reader.pages("jobs", queue) for entry in page]
+    part = [e[0] for page in reader.pages("jobs", queue, ids[9].decode(), ids[1999].decode()) for e in page]
+
+    assert whole == ids
+    assert part == ids[10:2000]
+
+
+def test_pages_of_large_entries_are_short(reader: Reader, url: str, queue: str) -> None:
+    add(url, queue, 300, size=200_000)
+
+    lengths = [len(page) for page in reader.pages("jobs", queue)]
+
+    assert sum(lengths) == 300
+    assert max(lengths[1:]) * 200_000 <= PAGE_BYTES
+
+
+def test_page_sizes_follow_what_entries_weigh() -> None:
+    small, large = [(b"1-0", [b"d", b"x" * 10])] * 100, [(b"1-0", [b"d", b"x" * (1 << 20)])] * 100
+
+    assert next_count(100, small) == 400
+    assert next_count(PAGE_ENTRIES, small) == PAGE_ENTRIES
+    assert next_count(100, large) == PAGE_BYTES // ((1 << 20) + 1)
+
+
+@pytest.mark.parametrize("act", [CUT, DROP_REPLY], ids=["cut", "reply lost"])
+def test_a_lost_connection_in_the_middle_of_a_range_is_not_noticed(
+    server: embedded.EmbeddedServer, queue: str, act: object
+) -> None:
+    add(server.url, queue, 1500)
+    assert server.port is not None
+    with Proxy(server.port) as proxy, Reader(ConnectionOptions(url=proxy.url, reconnect_initial_ms=1)) as reader:
+        proxy.on("XRANGE", nth=2, act=act)  # type: ignore[arg-type]
+
+        ids = [entry[0] for page in reader.pages("jobs", queue) for entry in page]
+
+    assert len(ids) == len(set(ids)) == 1500
+
+
+def test_a_walk_tells_what_a_range_holds(reader: Reader, url: str, queue: str, client: redis.Redis) -> None:
+    add(url, queue, 2500)
+    ids = [entry_id.decode() for entry_id, _ in client.xrange(Keys(queue).stream)]
+
+    whole = reader.walk("jobs", queue, "0-0", "+", step=1000)
+    some = reader.walk("jobs", queue, ids[99], ids[-1], entries=1200, step=300)
+
+    assert (whole.entries, whole.last_id, whole.marks) == (2500, ids[-1], (ids[999], ids[1999]))
+    assert (some.entries, some.last_id) == (1200, ids[1299])
+    assert some.marks == (ids[399], ids[699], ids[999], ids[1299])
+
+
+def test_a_walk_in_bytes_takes_at_least_one_entry(reader: Reader, url: str, queue: str) -> None:
+    add(url, queue, 5, size=1000)
+
+    assert reader.walk("jobs", queue, "0-0", "+", size=1).entries == 1
+
+
+def test_the_walk_works_where_read_only_scripts_are_not_allowed(url: str, queue: str, client: redis.Redis) -> None:
+    """As on Redis 6.2, which does not have them."""
+    add(url, queue, 5)
+    client.acl_setuser("old", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-evalsha_ro", "-eval_ro"])
+    try:
+        with Reader(ConnectionOptions(url=url.replace("redis://", "redis://old:x@"))) as reader:
+            assert reader.walk("jobs", queue, "0-0", "+").entries == 5
+    finally:
+        client.acl_deluser("old")
+
+
+def test_queues_are_found_by_a_glob(reader: Reader, url: str, queue: str, client: redis.Redis) -> None:
+    names = [f"{queue}-{tail}" for tail in ("a", "b", "c*")]
+    for name in names:
+        add(url, name, 1)
+    client.set(f"{{chasqui:{queue}-locks}}:promoter:lock", "x", ex=60)
+    try:
+        assert reader.discover(f"{queue}-*") == sorted(names)
+        assert reader.discover(f"{queue}-[ab]") == names[:2]
+        assert reader.discover(f"{queue}-c\\*") == names[2:]
+    finally:
+        client.delete(*(Keys(name).stream for name in names))
+
+
+@pytest.mark.parametrize(
+    "key", [b"{chasqui:a}:result:x", b"other", b"{chasqui:\xff}:stream", b"{chasqui:}:stream", b"{chasqui:a:stream"]
+)
+def test_keys_that_are_no_queue_are_passed_over(key: bytes) -> None:
+    assert queue_of(key, (":stream",)) is None
+
+
+def test_delayed_members_come_once_each_also_where_many_share_a_time(
+    reader: Reader, queue: str, client: redis.Redis
+) -> None:
+    members = {f"m{i}".encode(): 5 if i < 700 else i for i in range(1000)}
+    client.zadd(Keys(queue).delayed, members)
+
+    found = [member for page in reader.delayed(queue) for member, _ in page]
+
+    assert len(found) == len(set(found)) == 1000
+
+
+def test_members_promoted_meanwhile_hide_no_others(reader: Reader, queue: str, client: redis.Redis) -> None:
+    client.zadd(Keys(queue).delayed, {f"m{i}".encode(): i for i in range(1000)})
+    found: list[bytes] = []
+
+    for page in reader.delayed(queue):
+        found += [member for member, _ in page]
+        client.zrem(Keys(queue).delayed, *(member for member, _ in page[:100]))
+
+    assert len(found) == 1000
+
+
+def test_pending_jobs_are_listed_in_pages(reader: Reader, url: str, queue: str, client: redis.Redis) -> None:
+    add(url, queue, 20)
+    assert list(reader.pending(queue, "default")) == []
+    client.xgroup_create(Keys(queue).stream, "default", id="0")
+    client.xreadgroup("default", "me", {Keys(queue).stream: ">"}, count=15)
+
+    (page,) = reader.pending(queue, "default")
+
+    assert len(page) == 15
+    assert {(one.consumer, one.deliveries) for one in page} == {("me", 1)}
+
+
+def test_results_are_found_with_their_time_left(reader: Reader, queue: str, client: redis.Redis) -> None:
+    for i in range(250):
+        client.set(Keys(queue).result(f"j{i}"), msgpack.packb(i), ex=100)
+    client.set(f"{{chasqui:{queue}x}}:result:other", "x", ex=1)
+
+    found = [one for page in reader.results(queue) for one in page]
+
+    assert sorted(one[0] for one in found) == sorted(f"j{i}" for i in range(250))
+    assert all(0 < left <= 100_000 for _, _, left in found)
+
+
+# --- Columns ---
+
+
+def test_a_page_read_at_once_equals_the_page_read_job_by_job(url: str, queue: str, client: redis.Redis) -> None:
+    with Producer(url, queue=queue) as producer:
+        producer.add_bulk_named([("", 1), ("mail", {"a": 2}), ("ñ", None)])
+    entries = [(i, [x for pair in found.items() for x in pair]) for i, found in client.xrange(Keys(queue).stream)]
+
+    quick = job_columns(entries)
+    careful = one_by_one([fields(flat) for _, flat in entries])
+
+    assert quick.errors is None
+    assert [n.decode() if isinstance(n, bytes) else n for n in quick.names] == list(careful.names)
+    for column in ("ids", "payloads", "created_ms", "attempts"):
+        assert tuple(getattr(quick, column)) == tuple(getattr(careful, column))
+
+
+def test_one_bad_entry_does_not_spoil_the_others() -> None:
+    good = msgpack.packb(["a", b"\x01", 5, 0])
+
+    found = job_columns([(b"1-0", [b"d", good]), (b"2-0", [b"d", b"\xc1"]), (b"3-0", []), (b"4-0", None)])
+
+    assert list(found.ids) == ["a", None, None, None]
+    assert found.errors is not None
+    assert [error is None for error in found.errors] == [True, False, False, False]
+
+
+def test_delayed_members_that_are_no_jobs_say_why() -> None:
+    good = b"\x01\x00\x00\x00n" + msgpack.packb(["a", b"\x01", 5, 2])
+
+    found = delayed_columns([good, b"\x01", b"\xff\xff\xff\xff"])
+
+    assert (found.ids[0], found.names[0], found.attempts[0]) == ("a", "n", 2)
+    assert found.errors is not None
+    assert found.errors[0] is None
+    assert all("delayed member" in str(error) for error in found.errors[1:])
