@@ -1,10 +1,20 @@
-"""Writes docs/options.md from the declarations: ``make docs``. A test fails when the file is stale."""
+"""Writes docs/options.md and conf/chasqui.toml from the declarations: ``make docs``. A test fails when one is stale."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from chasqui.options import ConsumerOptions, ProducerOptions, PromoterOptions, SchedulerOptions, table
+from chasqui.options import (
+    ConnectionOptions,
+    ConsumerOptions,
+    ProducerOptions,
+    PromoterOptions,
+    SchedulerOptions,
+    described,
+    table,
+    toml,
+)
+from chasqui_spark.options import SinkOptions, SourceOptions
 
 ROLES = {
     "Producer and AsyncProducer": ProducerOptions,
@@ -25,5 +35,34 @@ def text() -> str:
     return HEAD + "".join(f"\n## {title}\n\n{table(cls)}\n" for title, cls in ROLES.items())
 
 
+TABLES = {
+    "producer": (ProducerOptions, "Whoever adds jobs: Producer, AsyncProducer, chasquictl."),
+    "consumer": (ConsumerOptions, "Workers: Consumer, chasquictl work."),
+    "promoter": (PromoterOptions, "A promoter of its own; workers have one inside."),
+    "scheduler": (SchedulerOptions, "A scheduler of its own; workers have one inside."),
+    "source": (SourceOptions, "Spark reads: jobs/ pass these on to spark.read and spark.readStream."),
+    "sink": (SinkOptions, "Spark writes: jobs/ pass these on to df.write and df.writeStream."),
+}
+CONF_HEAD = """\
+# Every option of chasqui, set to its default and commented out. Made from the declarations by `make docs`.
+# Used by `chasquictl --config FILE` (or CHASQUI_CONFIG=FILE) and by the pipelines in jobs/.
+# A flag wins over the environment (CHASQUI_MAX_ATTEMPTS), that over this file, this over the default.
+# Durations take milliseconds or text such as "500ms", "30s", "24h". A file with a password in its url is a secret.
+
+# --- How to reach the server: for every role. ---
+
+"""
+
+
+def conf_text() -> str:
+    """conf/chasqui.toml: the connection at the top, a table for each role with what it has beyond that."""
+    shared = {name for name, *_ in described(ConnectionOptions)}
+    parts = [CONF_HEAD + toml(ConnectionOptions) + "\n"]
+    for name, (cls, about) in TABLES.items():
+        parts.append(f"\n\n# --- {about} ---\n[{name}]\n\n{toml(cls, skip=shared)}\n")
+    return "".join(parts)
+
+
 if __name__ == "__main__":
+    Path(__file__).parents[1].joinpath("conf", "chasqui.toml").write_text(conf_text())
     Path(__file__).with_name("options.md").write_text(text())

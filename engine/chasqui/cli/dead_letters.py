@@ -271,11 +271,11 @@ def _tell(call: Call, verb: str, done: int, wanted: int) -> int:
 
 
 def _show(call: Call, entries: Sequence[DlqEntry]) -> None:
-    heads = ("dead letter", "at", "job", "name", "reason", "detail", "bytes", "payload")
+    heads = ("dead letter", "source", "job", "name", "reason", "detail", "bytes", "payload")
     rows = [
         (
             entry.dlq_id,
-            moment(entry_ms(entry.dlq_id)),
+            entry.source_id or "-",
             entry.job.id if entry.job else "-",
             entry.name or "-",
             entry.reason,
@@ -285,7 +285,7 @@ def _show(call: Call, entries: Sequence[DlqEntry]) -> None:
         )
         for entry in entries
     ]
-    call.screen.table(heads, rows, numbers=("bytes",))
+    call.screen.table(heads, rows, numbers=("bytes",), folded=("detail", "payload"))
 
 
 def _as_json(entry: DlqEntry) -> dict[str, Any]:

@@ -71,7 +71,9 @@ def list_(call: Call) -> int:
         )
         for d in jobs
     ]
-    call.screen.table(("job", "name", "runs at", "", "failed runs", "payload"), rows, numbers=("failed runs",))
+    call.screen.table(
+        ("job", "name", "runs at", "", "failed runs", "payload"), rows, numbers=("failed runs",), folded=("payload",)
+    )
     call.screen.line(f"{len(jobs)} of {count(total)} shown")
     return Exit.OK
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from chasqui.cli.command import Call, Exit, Subparsers, add_command
 from chasqui.cli.screen import Screen
 from chasqui.cli.shown import printable
@@ -69,20 +71,26 @@ def _show(screen: Screen, findings: list[Finding]) -> None:
     """What is wrong last: there a terminal's reader looks first."""
     ordered = sorted(findings, key=lambda f: f.severity)
     if screen.live:
-        from rich.text import Text
-
-        for f in ordered:
-            style = _STYLES[f.severity]
-            screen.console.print(
-                Text.assemble((f" {_SIGNS[f.severity]} ", style), (f"{f.check:<16}", "bold"), printable(f.found))
-            )
-            if f.risk:
-                screen.console.print(Text.assemble(" " * 19, ("risk ", "dim"), printable(f.risk)))
-                screen.console.print(Text.assemble(" " * 19, ("fix  ", "dim"), printable(f.fix)))
-        screen.console.print()
+        screen.console.print(_drawn(ordered))
         return
     for f in ordered:
         screen.line(f"{f.severity.name.lower()}  {f.check}: {f.found}")
         if f.risk:
             screen.line(f"    risk: {f.risk}")
             screen.line(f"    fix: {f.fix}")
+
+
+def _drawn(findings: list[Finding]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for f in findings:
+        table.add_row(Text(_SIGNS[f.severity], style=_STYLES[f.severity]), f.check, Text(printable(f.found)))
+        if f.risk:
+            table.add_row("", "", Text.assemble(("risk: ", "dim"), printable(f.risk)))
+            table.add_row("", "", Text.assemble(("fix: ", "dim"), printable(f.fix)))
+    return table

@@ -188,5 +188,5 @@ def results(call: Call) -> int:
         rows = [
             (i, "-" if value is None else payload(value, 400)) for i, value in zip(call.args.ids, found, strict=True)
         ]
-        call.screen.table(("job", "result"), rows)
+        call.screen.table(("job", "result"), rows, folded=("result",))
     return Exit.NO if None in found else Exit.OK

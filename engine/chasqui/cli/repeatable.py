@@ -88,7 +88,9 @@ def list_(call: Call) -> int:
         )
         for s in specs
     ]
-    call.screen.table(("key", "name", "pattern", "zone", "next fire", "limit"), rows, numbers=("limit",))
+    call.screen.table(
+        ("key", "name", "pattern", "zone", "next fire", "limit"), rows, numbers=("limit",), folded=("key",)
+    )
     return Exit.OK
 
 

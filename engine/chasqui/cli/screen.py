@@ -52,11 +52,13 @@ class Screen:
         """A line beside the result."""
         print(printable(text), file=self._err, flush=True)
 
-    def table(self, heads: Row, rows: Sequence[Row], *, title: str = "", numbers: Sequence[str] = ()) -> None:
-        """A table; columns named in ``numbers`` stand to the right."""
+    def table(
+        self, heads: Row, rows: Sequence[Row], *, numbers: Sequence[str] = (), folded: Sequence[str] = ()
+    ) -> None:
+        """A table; columns named in ``numbers`` stand to the right, and those in ``folded`` give way on a terminal."""
         clean = [[printable(cell) for cell in row] for row in rows]
         if self.live:
-            self.console.print(_drawn(heads, clean, title, numbers))
+            self.console.print(_drawn(heads, clean, numbers, folded))
             return
         right = {i for i, head in enumerate(heads) if head in numbers}
         widths = [max(map(len, column)) for column in zip(heads, *clean, strict=True)]
@@ -90,14 +92,16 @@ class Screen:
             yield lambda done: bar.advance(task, done)
 
 
-def _drawn(heads: Row, rows: Sequence[Row], title: str, numbers: Sequence[str]) -> Any:
+def _drawn(heads: Row, rows: Sequence[Row], numbers: Sequence[str], folded: Sequence[str]) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left", header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     for head in heads:
-        table.add_column(Text(head), justify="right" if head in numbers else "left", overflow="fold")
+        side, stays = "right" if head in numbers else "left", head not in folded
+        least = None if stays else 8
+        table.add_column(Text(head), justify=side, no_wrap=stays, min_width=least, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*map(Text, row))
     if not rows:

@@ -134,10 +134,10 @@ class _History:
         from rich.text import Text
 
         first = self.first = self.first or seen
-        bars = max(10, min(HISTORY, width - 44))
+        bars = max(10, min(HISTORY, width - 62))
         table = Table(box=None, padding=(0, 2), header_style="dim")
         for head, justify in (("", "left"), ("now", "right"), ("since start", "right"), ("history", "left")):
-            table.add_column(head, justify=justify)  # type: ignore[arg-type]
+            table.add_column(head, justify=justify, no_wrap=True, overflow="crop")  # type: ignore[arg-type]
         rows: list[tuple[str, float | None, str, int | None, str]] = [
             ("waiting", seen.waiting, count(seen.waiting), seen.waiting - first.waiting, "cyan"),
             ("being worked on", seen.pending, count(seen.pending), seen.pending - first.pending, "cyan"),
