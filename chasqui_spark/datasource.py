@@ -65,13 +65,16 @@ class ChasquiDataSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, url: str | None = None) -> None:
     """Make the format known to a session that was started before this package was installed, and listen to its queries.
 
-    Needed only then: otherwise Spark finds the format by itself.
+    The listener settles jobs of ``mode=consume`` as soon as Spark has committed them, on the server at ``url``
+    (``CHASQUI_URL`` where it is left out); without a listener the next batch does it.
     """
+    from chasqui_spark.committed import settle_from
     from chasqui_spark.listener import attach
+    from chasqui_spark.options import server_of
 
     source: Any = ChasquiDataSource
     spark.dataSource.register(source)
-    attach(spark)
+    settle_from(attach(spark), server_of(url))

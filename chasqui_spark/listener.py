@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("chasqui.spark")
 
 Told = Callable[["StreamingQueryProgress"], None]
-Ended = Callable[[str], None]
+Ended = Callable[[str, bool], None]
 
 _attached: WeakKeyDictionary[Any, ChasquiQueryListener] = WeakKeyDictionary()
 _lock = threading.Lock()
@@ -43,7 +43,8 @@ class ChasquiQueryListener(StreamingQueryListener):
     ``figures`` holds the last figures of each queue that any query has read. With ``prometheus-client`` installed the
     gauges ``chasqui_queue_depth`` and ``chasqui_queue_oldest_age_seconds`` show them too, in ``registry`` or the
     default one. ``on_committed`` and ``on_ended`` register functions to be called with the progress of each finished
-    batch, and with the run id of each query that ended; what they raise is logged and hurts nobody.
+    batch, and with the run id of each query that ended and whether it failed; what they raise is logged and hurts
+    nobody.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -77,7 +78,7 @@ class ChasquiQueryListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """No more progress will come from this run."""
         for call in list(self._ended):
-            _guarded(call, str(event.runId))
+            _guarded(call, str(event.runId), event.exception is not None)
 
     def _publish(self, queue: str, stats: Stats) -> None:
         if queue not in self._sinks:

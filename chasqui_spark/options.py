@@ -274,3 +274,8 @@ def resolved(cls: type[T], given: Mapping[str, Any]) -> T:
 def connection_of(options: ConnectionOptions) -> ConnectionOptions:
     """Only what is needed to connect: equal for all queries to one server, so that they share connections."""
     return ConnectionOptions(**{f.name: getattr(options, f.name) for f in fields(ConnectionOptions)})
+
+
+def server_of(url: str | None) -> ConnectionOptions:
+    """How to reach the server at that url, or the one of the environment."""
+    return resolved(ConnectionOptions, {} if url is None else {"url": url})
