@@ -1,0 +1,179 @@
+"""chasquictl as a program: workers and signals, terminals, unreachable servers, readers that go away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import redis
+
+from chasqui import NewJob, Producer
+from tests.engine.cli_tools import PROGRAM, on_terminal, start
+from tests.engine.seen import key
+from tests.engine.test_cli_queues import dead
+from tests.engine.worker_tools import nothing_left
+from tests.support import eventually
+
+HANDLERS = """
+import chasqui
+
+def send(job):
+    if job.payload == "bad":
+        raise ValueError("boom")
+    return job.payload
+
+router = chasqui.Router().on("n", send)
+number = 7
+"""
+
+
+@pytest.fixture
+def handlers(tmp_path: Path) -> Path:
+    (tmp_path / "mail.py").write_text(HANDLERS)
+    (tmp_path / "broken.py").write_text("x = 1\nundefined_name\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("handler", ["mail:send", "mail:router"])
+def test_worker_works_and_ends_in_order_on_sigterm(
+    handlers: Path, url: str, client: redis.Redis, queue: str, handler: str
+) -> None:
+    with Producer(url, queue=queue) as producer:
+        producer.add_bulk(["ok"] * 20 + ["bad"], name="n")
+
+    process = start(
+        url, "work", handler, "--queue", queue, "--max-attempts", "1", "--block-ms", "100", "--json", cwd=handlers
+    )
+    try:
+        eventually(lambda: client.xlen(key(queue, "dlq")) == 1 and nothing_left(client, queue), within=30)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+
+    told = json.loads(out)
+    assert process.returncode == 0, err
+    assert {name: told[name] for name in ("done", "failed", "retried", "dead")} == {
+        "done": 20,
+        "failed": 1,
+        "retried": 0,
+        "dead": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("mail", "expected MODULE:HANDLER"),
+        ("nowhere:send", "there is no module 'nowhere'"),
+        ("mail:nothing", "mail has no 'nothing'"),
+        ("mail:number", "mail:number is a int; expected a function"),
+        ("broken:send", "broken cannot be imported: NameError"),
+    ],
+)
+def test_handler_that_cannot_be_had_is_told_in_a_line(handlers: Path, spec: str, words: str) -> None:
+    done = subprocess.run([*PROGRAM, "work", spec], cwd=handlers, capture_output=True, text=True, timeout=30)
+
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_unreachable_server_ends_with_three_and_hides_the_password() -> None:
+    url = "redis://me:s3cret@127.0.0.1:1/0"
+
+    done = subprocess.run(
+        [*PROGRAM, "inspect", "q", "--reconnect-attempts", "0"],
+        env={**os.environ, "CHASQUI_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.returncode == 3
+    assert "127.0.0.1:1 cannot be reached" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_events_follow_until_interrupted(url: str, client: redis.Redis, queue: str) -> None:
+    process = start(url, "events", queue, "--from", "0")
+    client.xadd(key(queue, "events"), {"e": "active", "id": "i", "ts": "1794978715267", "n": "x", "attempt": "1"})
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+    assert line.startswith("2026-11-18T05:11:55.267Z ")
+    assert line.endswith("active id=i name=x attempt=1\n")
+    assert process.returncode == 130
+
+
+def test_reader_that_goes_away_is_no_failure(url: str, client: redis.Redis, queue: str) -> None:
+    for i in range(5000):
+        client.xadd(key(queue, "events"), {"e": "active", "id": f"{i}" * 20, "ts": "1"})
+
+    done = subprocess.run(
+        f"{' '.join(PROGRAM)} events {queue} --from 0 --no-follow | head -1; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        env={**os.environ, "CHASQUI_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_on_a_terminal_replay_asks_and_heeds_the_answer(url: str, client: redis.Redis, queue: str) -> None:
+    dead(url, client, queue, [NewJob(1), NewJob(2)])
+
+    refused, drawn = on_terminal(url, "dlq", "replay", queue, answer="n")
+    agreed, _ = on_terminal(url, "dlq", "replay", queue, "--limit", "1", answer="y")
+
+    assert refused == 1
+    assert f"Put 2 dead letters of {queue} back?" in drawn
+    assert agreed == 0
+    assert client.xlen(key(queue, "dlq")) == 1
+
+
+def test_on_a_terminal_watch_draws_figures_with_their_history(url: str, queue: str) -> None:
+    with Producer(url, queue=queue) as producer:
+        producer.add_bulk(range(1234))
+
+    code, drawn = on_terminal(url, "watch", queue, "--count", "3", "--interval-ms", "50")
+
+    assert code == 0
+    assert "1,234" in drawn
+    assert "█" in drawn
+    assert "…" not in drawn, "nothing is cut on a terminal of 100 columns"
+
+
+def test_lines_come_from_standard_input(url: str, client: redis.Redis, queue: str) -> None:
+    done = subprocess.run(
+        [*PROGRAM, "add", queue, "--lines", "-", "--name", "n"],
+        input='{"n": 1}\n{"n": 2}\n',
+        env={**os.environ, "CHASQUI_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "added 2 jobs\n")
+    assert client.xlen(key(queue, "stream")) == 2
+
+
+def test_bench_measures_and_leaves_nothing_behind(url: str, client: redis.Redis) -> None:
+    process = start(url, "bench", "--jobs", "2000", "--json")
+    out, err = process.communicate(timeout=60)
+
+    told = json.loads(out)
+    assert process.returncode == 0, err
+    assert told["jobs"] == 2000
+    assert told["added_per_s"] > 0
+    assert told["drained_per_s"] > 0
+    assert list(client.scan_iter(match="*chasqui-bench-*", count=1000)) == []
