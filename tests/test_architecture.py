@@ -82,7 +82,24 @@ def test_importing_chasqui_loads_neither_spark_nor_arrow() -> None:
     loaded = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True).stdout.split()
 
     assert "chasqui" in loaded
-    assert {"pyspark", "pyarrow", "pandas", "numpy", "chasqui_spark"}.isdisjoint(loaded)
+    assert {"pyspark", "pyarrow", "pandas", "numpy", "chasqui_spark", "rich"}.isdisjoint(loaded)
+
+
+def test_only_the_command_line_imports_rich_and_only_when_it_draws() -> None:
+    importers = {path for path in MODULES if "rich" in imports(path)}
+
+    assert importers
+    assert {path.parent for path in importers} == {PACKAGE / "cli"}
+    for path in importers:
+        top = ast.parse(path.read_text(encoding="utf-8")).body
+        named = [ast.unparse(node) for node in top if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert [line for line in named if line.startswith(("import rich", "from rich"))] == []
+
+
+def test_the_command_line_is_not_loaded_by_the_rest() -> None:
+    importers = {path for path in MODULES if "chasqui.cli" in imports(path)}
+
+    assert {shown(path) for path in importers if path.parent != PACKAGE / "cli"} == {"engine/chasqui/__main__.py"}
 
 
 def test_errors_import_nothing_of_the_package() -> None:
