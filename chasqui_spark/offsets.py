@@ -245,9 +245,10 @@ def assess(view: str, mark: Mark, position: Position | WrongKeyType, *, may_vani
         return Found(position.last_id, f"it ends at {position.last_id}, before {mark.id}, which was read already")
     if mark.added is None or position.added is None:
         return Found(mark.id)
-    if position.added < mark.added:
+    grown = position.added - mark.added
+    if grown < 0 or (grown == 0 and position.last_id != mark.id):
         return Found(BEGINNING, f"it was made anew: {position.added} entries were ever added, {mark.added} before")
-    missing = position.added - mark.added - position.length
+    missing = grown - position.length
     if missing <= 0:
         return Found(mark.id)
     if view == "jobs":

@@ -259,13 +259,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with reading(self._options) as reader:
             found = reader.positions(self._options.view, [queue for queue, _, _ in wanted])
             positions = {queue: one if isinstance(one, Position) else Position() for queue, one in found.items()}
-            ranges = []
-            for queue, begin, mark in wanted:
-                length, old = positions[queue].length, before.marks.get(queue)
-                if old is not None and old.added is not None and mark.added is not None and mark.begin is None:
-                    length = min(length, max(0, mark.added - old.added))
-                if length:
-                    ranges.append(Range(queue, begin, mark.id, length))
+            ranges = [
+                Range(queue, begin, mark.id, _at_most(before.marks.get(queue), mark, positions[queue]))
+                for queue, begin, mark in wanted
+            ]
             return list(planned(self._options, reader, ranges, positions, self._walks)) or [RangePartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -307,3 +304,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         self._figures = (now, {"gone": self._gone, "queues": queues, "v": 1})
         return self._figures[1]
+
+
+def _at_most(old: Mark | None, mark: Mark, position: Position) -> int:
+    """How many entries lie between two marks: a weight for planning, not a reason to leave anything out."""
+    if old is None or old.added is None or mark.added is None or mark.begin is not None:
+        return position.length
+    return min(position.length, max(1, mark.added - old.added))

@@ -168,6 +168,11 @@ def test_fewer_entries_ever_added_means_made_anew() -> None:
     assert found.lost
 
 
+def test_a_higher_id_with_no_more_entries_means_made_anew() -> None:
+    assert assess("jobs", Mark("3-0", 3), stands("9-0", 3), may_vanish=False).begin == "0-0"
+    assert assess("jobs", Mark("9-0", 3), stands("9-0", 3), may_vanish=False) == Found("9-0")
+
+
 def test_a_vanished_stream_is_a_loss_only_where_queues_are_named_and_something_was_read() -> None:
     assert assess("jobs", Mark("3-0"), Position(), may_vanish=False).lost
     assert assess("jobs", Mark("3-0"), Position(), may_vanish=True) == Found("3-0", here=False)
