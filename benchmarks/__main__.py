@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--rows a,b]``: run the rows, print the table, write results/latest.json and the page made from it."""
+"""``python -m benchmarks [--rows a,b]``: run the rows, print the table, write results/latest.json and its page."""
 
 from __future__ import annotations
 
