@@ -1,11 +1,11 @@
 -- Looks at a stream around guessed ids: where the nearest entries stand, and how densely.
--- Race: none that matters: entries come and go, the answer is an estimate, and nothing is changed.
+-- Race: none that matters: entries come and go, the answer is an estimate, and nothing is changed. An id is '' where
+-- there is no entry on that side.
 -- KEYS[1] stream
 -- ARGV[1] first    the range begins with this id
 -- ARGV[2] last     and ends with this one
 -- ARGV[3...] guess  ids of the range, at most 15
--- returns for each guess {id before it or '', id from which on the entries before were counted, their number,
---   id at or after it or '', id up to which the entries after were counted, their number}
+-- returns for each guess {id before it, id that counting back went to, count, id at or after it, the same onwards, count}
 local stream, first, last = KEYS[1], ARGV[1], ARGV[2]
 local WINDOW, BYTES = 32, 32768
 
