@@ -5,7 +5,7 @@
 -- ARGV[1] first    the range begins with this id
 -- ARGV[2] last     and ends with this one
 -- ARGV[3...] guess  ids of the range, at most 15
--- returns for each guess {id before it, id that counting back went to, count, id at or after it, the same onwards, count}
+-- returns for each guess {id before it, id that counting back came to, count, id at or after it, that onwards, count}
 local stream, first, last = KEYS[1], ARGV[1], ARGV[2]
 local WINDOW, BYTES = 32, 32768
 
