@@ -15,19 +15,21 @@ if find_spec("pyspark") is None:
 
 if TYPE_CHECKING:
     from chasqui_spark.datasource import ChasquiDataSource, register
+    from chasqui_spark.handling import arrow_batch
     from chasqui_spark.listener import ChasquiQueryListener
     from chasqui_spark.sink import ChasquiSink
-    from chasqui_spark.worker import worker
+    from chasqui_spark.worker_pool import worker
 
 _HOMES = {
     "ChasquiDataSource": "datasource",
     "ChasquiQueryListener": "listener",
     "ChasquiSink": "sink",
     "register": "datasource",
-    "worker": "worker",
+    "arrow_batch": "handling",
+    "worker": "worker_pool",
 }
 
-__all__ = ["ChasquiDataSource", "ChasquiQueryListener", "ChasquiSink", "register", "worker"]
+__all__ = ["ChasquiDataSource", "ChasquiQueryListener", "ChasquiSink", "arrow_batch", "register", "worker"]
 
 
 def __getattr__(name: str) -> Any:

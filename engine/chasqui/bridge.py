@@ -42,6 +42,7 @@ from chasqui.protocol.replies import fields as entry_fields
 from chasqui.protocol.transact import Home, LedgerRow
 from chasqui.reader import Reader
 from chasqui.redis_io import Link
+from chasqui.replays import Pace, Repaired, Replays
 from chasqui.settings import add_arguments, collect, read_file
 from chasqui.staging import Staged, Stager
 from chasqui.standing import Standing
@@ -69,12 +70,15 @@ __all__ = [
     "Link",
     "Outcome",
     "Outcomes",
+    "Pace",
     "PayloadCodec",
     "PendingEntry",
     "Piece",
     "Planned",
     "Position",
     "Reader",
+    "Repaired",
+    "Replays",
     "Room",
     "Sample",
     "SettleTerms",

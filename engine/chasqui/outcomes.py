@@ -137,13 +137,15 @@ class Outcomes:
             args += [one.entry_id, place, one.result or b""]
         reply = self._link.run(call_script(script("settle_done"), keys, args, safe=True))
         ended = [one for one, mine in zip(done, reply, strict=True) if number(mine)]
-        told: list[_Event] = []
-        for one in ended:
-            if not one.started:
-                told.append(("active", one.job_id or "", one.name, ("attempt", one.attempt + 1)))
-            extras = ("attempt", one.attempt + 1, "duration_us", one.duration_us)
-            told.append(("completed", one.job_id or "", one.name, extras))
-        self._events(told)
+        if options.events_enabled and ended:
+            now_ms = _now_ms()
+            lines: list[events.Line] = []
+            for one in ended:
+                run = (one.job_id or "", now_ms, one.name, one.attempt + 1)
+                if not one.started:
+                    lines.append(events.encode_run("active", *run))
+                lines.append(events.encode_run("completed", *run, one.duration_us))
+            self._write(lines)
         return Settled(done=len(ended), gone=len(done) - len(ended))
 
     def _settle_failed(self, failed: Sequence[Outcome]) -> Settled:

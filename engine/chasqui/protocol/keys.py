@@ -55,6 +55,10 @@ class Keys:
         """How far a writer's version is published in this queue."""
         return f"{self.prefix}:txn:{app_id}"
 
+    def replay_pace(self, pace_id: str) -> str:
+        """When the next of those who put dead letters back together may go on."""
+        return f"{self.prefix}:replay:{pace_id}:pace"
+
     def spark_session(self, sid: str) -> str:
         """Who drives the Spark checkpoint of that sid, and how its jobs are settled."""
         return f"{self.prefix}:spark:{sid}:session"
