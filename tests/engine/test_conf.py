@@ -11,7 +11,11 @@ import redis
 
 from chasqui import AuthFailed, Producer, RepeatableSpec, RepeatPattern, UnrecoverableError
 from chasqui.embedded import EmbeddedServer
+from chasqui.options import ConnectionOptions
+from chasqui.reader import Reader
+from chasqui.transactions import Terms
 from tests.engine.cli_tools import Ctl
+from tests.engine.test_transactions import commit, jobs, stage
 from tests.engine.worker_tools import nothing_left, working
 from tests.support import eventually
 
@@ -98,6 +102,17 @@ def test_producer_and_worker_users_may_do_all_that_jobs_need(users: Callable[[st
         assert producer.peek_dlq()[0].name == ""
         assert producer.replay_dlq() == 1
         assert producer.overview().dlq == 0
+
+
+def test_spark_user_may_stage_and_commit_and_read(users: Callable[[str], str]) -> None:
+    url = users("spark")
+
+    assert commit(url, "app", 1, stage(url, {"q": jobs(1, 2, 3)}), terms=Terms(durability="auto"))
+    with Producer(url, queue="q") as producer:
+        assert producer.stats().waiting == 3
+    with Reader(ConnectionOptions(url=url)) as reader:
+        assert reader.discover("*") == ["q"]
+        assert sum(map(len, reader.delayed("q"))) == 0
 
 
 def test_producer_user_reaches_no_key_outside_of_queues(users: Callable[[str], str]) -> None:

@@ -105,9 +105,9 @@ def stages(call: Call) -> int:
     adopted: Counter[str] = Counter()
     try:
         for key, queue in _scanned(link, b"{chasqui:*}:stage:*", _STAGE):
-            length, left_ms = link.run(observe.list_and_ttl(key))
+            held, left_ms = link.run(observe.blocks_and_ttl(key))
             keys[queue] += 1
-            blocks[queue] += length
+            blocks[queue] += held
             if left_ms < 0:
                 adopted[queue] += 1
             else:

@@ -63,7 +63,7 @@ def drop(keys: Keys) -> Flow[None]:
     yield command("UNLINK", *keys.standing, safe=True)
 
 
-def list_and_ttl(key: str) -> Flow[tuple[int, int]]:
-    """How long a list is, and the milliseconds it has left; -1 when it stays, 0 and -2 when it is not there."""
-    length, left = values((yield Batch((command("LLEN", key, safe=True), command("PTTL", key, safe=True)))))
-    return number(length), number(left)
+def blocks_and_ttl(stage: str) -> Flow[tuple[int, int]]:
+    """How many blocks a stage holds, and the milliseconds it has left; -1 when it stays, 0 and -2 when it is gone."""
+    blocks, left = values((yield Batch((command("HLEN", stage, safe=True), command("PTTL", stage, safe=True)))))
+    return number(blocks), number(left)
