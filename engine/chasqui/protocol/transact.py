@@ -20,7 +20,7 @@ Every step is a script that may be sent again, so a lost reply is no reason to g
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -433,11 +433,3 @@ def forget(app: AppKeys, queues: Sequence[str], manifest: Manifest | None) -> Fl
     if manifest:
         yield Command(("UNLINK", app.manifest(manifest.id)), safe=True)
     yield Command(("DEL", app.home, app.queues), safe=True)
-
-
-def ledgers_in(found: Iterable[bytes]) -> Iterator[str]:
-    """App ids from the keys of home ledgers."""
-    for key in found:
-        name = plain(key)
-        if name.startswith("{chasqui-txn:") and name.endswith("}:txn"):
-            yield name[len("{chasqui-txn:") : -len("}:txn")]
