@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chasqui.cli import main
 
+ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "chasqui"]
 
 
@@ -32,6 +36,24 @@ class Said:
         """The one line of JSON that is its result."""
         [line] = self.out.splitlines()
         return json.loads(line)
+
+
+@functools.cache
+def documented(command: str) -> list[set[str]]:
+    """The names that docs/chasquictl.md promises in the JSON of a command; several where it has several shapes."""
+    for row in (ROOT / "docs" / "chasquictl.md").read_text().splitlines():
+        cells = row.split(" | ")
+        if len(cells) == 2 and f"`{command}`" in cells[0] and "`{" in cells[1]:
+            return [_names(shape) for shape in re.findall(r"`(\{.*?\})`(?!\w)", cells[1])]
+    return []
+
+
+def _names(shape: str) -> set[str]:
+    """The names at the top of a shape such as ``{a, b: [{c}]}``."""
+    inner = shape[1:-1]
+    while (flat := re.sub(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}", "", inner)) != inner:
+        inner = flat
+    return {part.partition(":")[0].strip() for part in inner.split(",")}
 
 
 class Ctl:
@@ -51,6 +73,9 @@ class Ctl:
     def json(self, *args: str, code: int = 0) -> Any:
         said = self(*args, "--json")
         assert said.code == code, said
+        words = [word for word in args[:2] if word.isalpha()]
+        promised = documented(" ".join(words)) or documented(words[0])
+        assert set(said.json) in promised, f"docs/chasquictl.md promises {promised}"
         return said.json
 
 

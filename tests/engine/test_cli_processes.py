@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 
 from chasqui import NewJob, Producer
+from chasqui.embedded import EmbeddedServer
 from tests.engine.cli_tools import PROGRAM, on_terminal, start
 from tests.engine.seen import key
 from tests.engine.test_cli_queues import dead
@@ -177,3 +181,75 @@ def test_bench_measures_and_leaves_nothing_behind(url: str, client: redis.Redis)
     assert told["added_per_s"] > 0
     assert told["drained_per_s"] > 0
     assert list(client.scan_iter(match="*chasqui-bench-*", count=1000)) == []
+
+
+def test_worker_serves_metrics_and_health(handlers: Path, url: str, queue: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Producer(url, queue=queue) as producer:
+        producer.add("ok", name="n")
+
+    def fetched(path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    process = start(
+        url, "work", "mail:send", "--queue", queue, "--block-ms", "100", "--metrics-port", str(port), cwd=handlers
+    )
+    try:
+        eventually(lambda: "ok" in fetched("/healthz"), within=30)
+        eventually(lambda: f'queue="{queue}"' in fetched("/metrics"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+
+    assert process.returncode == 0
+
+
+def test_a_file_with_tables_of_other_roles_serves_every_command(url: str, queue: str, tmp_path: Path) -> None:
+    file = tmp_path / "chasqui.toml"
+    file.write_text(f'url = "{url}"\n[consumer]\nconcurrency = 3\n[producer]\nmax_stream_len = 5\n')
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CHASQUI_")}
+    env["CHASQUI_CONFIG"] = str(file)
+    calls = (["add", queue, "1"], ["events", queue, "--no-follow"], ["txn", "list"], ["inspect", queue])
+
+    ends = [subprocess.run([*PROGRAM, *c], env=env, capture_output=True, timeout=30).returncode for c in calls]
+
+    assert ends == [0, 0, 0, 0]
+
+
+def test_replay_that_is_killed_leaves_every_job_in_one_place(url: str, client: redis.Redis, queue: str) -> None:
+    dead(url, client, queue, [NewJob(i) for i in range(40)])
+
+    process = start(url, "dlq", "replay", queue, "--rate", "10", "--yes")
+    eventually(lambda: client.xlen(key(queue, "stream")) >= 10, within=20)
+    process.kill()
+    process.communicate(timeout=20)
+
+    moved, left = client.xlen(key(queue, "stream")), client.xlen(key(queue, "dlq"))
+    assert 10 <= moved < 40
+    assert moved + left == 40
+
+
+def test_watch_waits_out_a_server_that_is_gone(start_like: Callable[..., EmbeddedServer]) -> None:
+    server = start_like(directory=None, port=None)
+    process = start(
+        server.url, "watch", "q", "--interval-ms", "50", "--json", "--reconnect-attempts", "0", "--count", "1000"
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert json.loads(process.stdout.readline())["waiting"] == 0
+        server.kill()
+        assert "Still trying." in process.stderr.readline()
+        server.restart()
+        with Producer(server.url, queue="q") as producer:
+            producer.add_bulk(range(7))
+        eventually(lambda: json.loads(process.stdout.readline())["waiting"] == 7, within=20)
+    finally:
+        process.kill()
+        process.communicate(timeout=20)

@@ -43,7 +43,7 @@ def declare(commands: Subparsers) -> None:
 
 def run(call: Call) -> int:
     args = call.args
-    options = call.options(RoleOptions, "consumer")
+    options = call.options(RoleOptions, "")
     given = {f.name: getattr(options, f.name) for f in fields(options)}
     logging.getLogger("chasqui.events").setLevel(logging.WARNING)  # an outage is said while it lasts
     left = args.limit
