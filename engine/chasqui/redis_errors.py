@@ -22,6 +22,7 @@ from chasqui.protocol.flow import Refusal
 # redis-py strips the code off the errors that it has classes for.
 _CODES: list[tuple[type[Exception], str]] = [
     (rx.NoScriptError, "NOSCRIPT"),
+    (rx.ExecAbortError, "EXECABORT"),
     (rx.ReadOnlyError, "READONLY"),
     (rx.OutOfMemoryError, "OOM"),
     (rx.NoPermissionError, "NOPERM"),
@@ -59,8 +60,6 @@ def connection_lost(error: BaseException, address: Address, *, sent: bool) -> Re
         return AuthFailed(
             f"{address.shown} refuses the user or password of the url ({_calm(error)}); check both, and the ACL"
         )
-    if "mode is not enabled" in str(error):
-        return ServerError(f"{address.shown} is no cluster; its url starts with redis://, without +cluster")
     how = "gave no answer" if sent else "cannot be reached"
     after = " The command had been sent, and may have been carried out." if sent else ""
     return ConnectionLost(f"{address.shown} {how}: {type(error).__name__} {_calm(error)}.{after}".strip(), sent=sent)
@@ -83,10 +82,10 @@ def translated(address: Address) -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        raise _typed(refusal, address) from None
+        raise typed(refusal, address) from None
     except ChasquiError as error:
         if isinstance(error.__cause__, Refusal):
-            error.__cause__ = _typed(error.__cause__, address)
+            error.__cause__ = typed(error.__cause__, address)
         raise
     except rx.AuthenticationError as error:
         raise connection_lost(error, address, sent=False) from None
@@ -94,8 +93,11 @@ def translated(address: Address) -> Iterator[None]:
         raise ServerError(f"{address.shown}: {type(error).__name__} {_calm(error)}") from None
 
 
-def _typed(refusal: Refusal, address: Address) -> RedisError:
+def typed(refusal: Refusal, address: Address) -> RedisError:
+    """An error reply, as ours."""
     said = f"{refusal.code} {refusal.text}"[:300]
+    if "cluster support disabled" in refusal.text:
+        return ServerError(f"{address.shown} is no cluster; its url starts with redis://, without +cluster")
     if refusal.code in ("NOAUTH", "WRONGPASS", "NOPERM", "ACL") or any(
         words in refusal.text for words in ("executing the script can't run", "unauthenticated")
     ):

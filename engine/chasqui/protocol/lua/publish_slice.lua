@@ -24,7 +24,15 @@
 local ledger, stage, stream, delayed, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local version, id, place, blocks = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local limit, cap, trim, dlq_len = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8]
-local call, try, started = redis.call, redis.pcall, os.clock()
+local call, try = redis.call, redis.pcall
+-- In some servers TIME stands still while a script runs, and others have no os.clock.
+local has_clock, clock = pcall(function() return os.clock end)
+local function seconds()
+  if has_clock then return clock() end
+  local time = call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+local started = seconds()
 for key, wanted in pairs({ [stage] = 'hash', [stream] = 'stream', [delayed] = 'zset', [dlq] = 'stream' }) do
   local found = call('TYPE', key).ok
   if found ~= 'none' and found ~= wanted then
@@ -90,4 +98,5 @@ local state = at == stages and 'done' or 'open'
 call('HSET', ledger, 'state', state, 'stage', at, 'block', block, 'job', job, 'published', published,
   'changed', call('TIME')[1])
 if failed then return failed end
-return { state == 'done' and 'done' or 'moved', at, published, math.floor((os.clock() - started) * 1000000) }
+local took = math.floor((seconds() - started) * 1000000)
+return { state == 'done' and 'done' or 'moved', at, published, took }
