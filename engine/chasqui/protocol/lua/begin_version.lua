@@ -23,6 +23,11 @@ local function standing(word)
   return { word, now[1] or '', now[2] or '', now[3] or '' }
 end
 local current = call('HMGET', home, 'version', 'state', 'manifest')
+if current[1] and current[2] ~= 'done' then
+  -- The caller has just written its manifest, and the queues, with a TTL: what an unfinished version needs must stay.
+  call('PERSIST', queues)
+  if current[3] == id then call('PERSIST', manifest) end
+end
 if current[1] then
   local ours, theirs = tonumber(version), tonumber(current[1])
   if theirs > ours then return standing('ahead') end
