@@ -17,6 +17,7 @@ from chasqui.protocol.replies import entry_ms
 
 # Dead letters read, and moved, at a time. One may have a megabyte.
 PAGE = 100
+_WIDE = 140
 
 
 def declare(commands: Subparsers) -> None:
@@ -285,7 +286,11 @@ def _show(call: Call, entries: Sequence[DlqEntry]) -> None:
         )
         for entry in entries
     ]
-    call.screen.table(heads, rows, numbers=("bytes",), folded=("detail", "payload"))
+    # On a narrow terminal what people read comes first; a wide one, a file and --json have all of it.
+    left_out = {"source", "bytes"} if call.screen.live and call.screen.console.width < _WIDE else set()
+    kept = [i for i, head in enumerate(heads) if head not in left_out]
+    shown = [[row[i] for i in kept] for row in rows]
+    call.screen.table([heads[i] for i in kept], shown, numbers=("bytes",), folded=("detail", "payload"))
 
 
 def _as_json(entry: DlqEntry) -> dict[str, Any]:
