@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 import redis
 import redis.asyncio as aioredis
-import redis.exceptions as rx
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -16,6 +18,7 @@ from chasqui import embedded
 from chasqui.address import DEFAULT_URL, Address, parse
 from chasqui.errors import OptionError
 from chasqui.options import ConnectionOptions
+from chasqui.protocol.slots import Place, SlotMap
 
 
 def resolve(options: ConnectionOptions) -> Address:
@@ -52,49 +55,115 @@ def settings_of(options: ConnectionOptions, address: Address) -> dict[str, Any]:
 
 
 def client(address: Address, options: ConnectionOptions, settings: dict[str, Any]) -> Any:
-    never = Retry(NoBackoff(), 0)
     if address.kind == "cluster":
-        nodes = [redis.cluster.ClusterNode(host, port) for host, port in address.hosts]
-        return redis.cluster.RedisCluster(
-            startup_nodes=nodes, ssl=address.tls, retry=never, max_connections=options.pool_size, **settings
-        )
+        return Nodes(address, options, settings)
     if address.kind == "sentinel":
+        never = Retry(NoBackoff(), 0)
         sentinel = redis.sentinel.Sentinel(
             address.hosts, sentinel_kwargs=_sentinel_settings(options, never), ssl=address.tls, retry=never, **settings
         )
         return sentinel.master_for(address.service)
-    pool = redis.BlockingConnectionPool(
-        connection_class=_connection_class(address),
-        max_connections=options.pool_size,
-        timeout=options.socket_timeout_ms / 1000,
-        retry=never,
-        **_place(address),
-        **settings,
-    )
-    return redis.Redis.from_pool(pool)
+    return redis.Redis.from_pool(redis.BlockingConnectionPool(**_pool_settings(address, options), **settings))
 
 
 def async_client(address: Address, options: ConnectionOptions, settings: dict[str, Any]) -> Any:
-    never = AsyncRetry(NoBackoff(), 0)
     if address.kind == "cluster":
-        nodes = [aioredis.cluster.ClusterNode(host, port) for host, port in address.hosts]
-        return aioredis.cluster.RedisCluster(
-            startup_nodes=nodes, ssl=address.tls, retry=never, max_connections=max(16, options.pool_size), **settings
-        )
+        return AsyncNodes(address, options, settings)
     if address.kind == "sentinel":
+        never = AsyncRetry(NoBackoff(), 0)
         sentinel = aioredis.sentinel.Sentinel(
             address.hosts, sentinel_kwargs=_sentinel_settings(options, never), ssl=address.tls, retry=never, **settings
         )
         return sentinel.master_for(address.service)
-    pool = aioredis.BlockingConnectionPool(
-        connection_class=_async_connection_class(address),
-        max_connections=options.pool_size,
-        timeout=options.socket_timeout_ms / 1000,
-        retry=never,
-        **_place(address),
-        **settings,
+    return aioredis.Redis.from_pool(
+        aioredis.BlockingConnectionPool(**_async_pool_settings(address, options), **settings)
     )
-    return aioredis.Redis.from_pool(pool)
+
+
+class Nodes:
+    """The nodes of a cluster: which of them has which slot, and connections to those that we talk to.
+
+    A node that leaves the cluster is dropped: its idle connections are closed at once, those in use when they are given
+    back. Threads may share this.
+    """
+
+    def __init__(self, address: Address, options: ConnectionOptions, settings: dict[str, Any]) -> None:
+        self.slots = SlotMap(address.hosts)
+        self.asking = threading.Lock()
+        self._settings = {**_pool_settings(address, options), **settings}
+        self._pools: dict[Place, _NodePool] = {}
+
+    def pool(self, place: Place) -> Any:
+        found = self._pools.get(place)
+        if found is None:
+            found = self._pools.setdefault(place, _NodePool(self.slots, place, self._settings))
+        return found
+
+    def drop(self, places: Iterable[Place]) -> None:
+        for place in places:
+            pool = self._pools.pop(place, None)
+            if pool is not None:
+                pool.dropped = True
+                pool.disconnect(inuse_connections=False)
+
+    def close(self) -> None:
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.dropped = True
+            pool.disconnect()
+
+
+class AsyncNodes:
+    """The same for asyncio."""
+
+    def __init__(self, address: Address, options: ConnectionOptions, settings: dict[str, Any]) -> None:
+        self.slots = SlotMap(address.hosts)
+        self.asking = asyncio.Lock()
+        self._settings = {**_async_pool_settings(address, options), **settings}
+        self._pools: dict[Place, _AsyncNodePool] = {}
+
+    def pool(self, place: Place) -> Any:
+        found = self._pools.get(place)
+        if found is None:
+            found = self._pools[place] = _AsyncNodePool(self.slots, place, self._settings)
+        return found
+
+    async def drop(self, places: Iterable[Place]) -> None:
+        for place in places:
+            pool = self._pools.pop(place, None)
+            if pool is not None:
+                pool.dropped = True
+                await pool.disconnect(inuse_connections=False)
+
+    async def aclose(self) -> None:
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.dropped = True
+            await pool.disconnect()
+
+
+class _NodePool(redis.BlockingConnectionPool):
+    """Connections to one node, which know of the map that led to it."""
+
+    def __init__(self, slots: SlotMap, place: Place, settings: dict[str, Any]) -> None:
+        super().__init__(**(settings | {"host": place[0], "port": place[1]}))
+        self.slots, self.place, self.dropped = slots, place, False
+
+    def release(self, connection: Any) -> None:
+        if self.dropped:
+            connection.disconnect()
+        super().release(connection)
+
+
+class _AsyncNodePool(aioredis.BlockingConnectionPool):
+    def __init__(self, slots: SlotMap, place: Place, settings: dict[str, Any]) -> None:
+        super().__init__(**(settings | {"host": place[0], "port": place[1]}))
+        self.slots, self.place, self.dropped = slots, place, False
+
+    async def release(self, connection: Any) -> None:
+        if self.dropped:
+            await connection.disconnect()
+        await super().release(connection)
 
 
 class _WithSocket:
@@ -149,6 +218,22 @@ def _async_connection_class(address: Address) -> Any:
     return _AsyncTlsConnection if address.tls else _AsyncTcpConnection
 
 
+def _pool_settings(address: Address, options: ConnectionOptions) -> dict[str, Any]:
+    """What makes a pool: where to, with how many connections, and how long to wait for one."""
+    return {
+        **_place(address),
+        "connection_class": _connection_class(address),
+        "max_connections": options.pool_size,
+        "timeout": options.socket_timeout_ms / 1000,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
+def _async_pool_settings(address: Address, options: ConnectionOptions) -> dict[str, Any]:
+    kind, never = _async_connection_class(address), AsyncRetry(NoBackoff(), 0)
+    return _pool_settings(address, options) | {"connection_class": kind, "retry": never}
+
+
 def _place(address: Address) -> dict[str, Any]:
     if address.path:
         return {"path": address.path}
@@ -164,14 +249,6 @@ def _sentinel_settings(options: ConnectionOptions, retry: Any) -> dict[str, Any]
         "socket_timeout": options.connect_timeout_ms / 1000,
         "socket_connect_timeout": options.connect_timeout_ms / 1000,
     }
-
-
-async def is_stale(connection: Any) -> bool:
-    """Closed by the server while it lay idle, or with something left unread."""
-    try:
-        return bool(await connection.can_read())
-    except (rx.ConnectionError, OSError):
-        return True
 
 
 def sentinels_of(client: Any) -> list[Any]:

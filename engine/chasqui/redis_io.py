@@ -1,11 +1,13 @@
 """The only module that talks to the server: connections by redis-py, and the two drivers of flows.
 
-Connections, authentication, TLS, sentinel and the cluster's slot map are redis-py's. Commands are sent on its
-connections directly, for three reasons: raw replies, bytes that are already protocol, and control over what is sent a
-second time. redis-py's own retry repeats any command after a lost connection, and an XADD repeated is a job doubled.
+Connections, authentication, TLS and sentinel are redis-py's; the cluster's slot map is ours (``protocol/slots.py`` says
+why). Commands are sent on its connections directly, for three reasons: raw replies, bytes that are already protocol,
+and control over what is sent a second time. redis-py's own retry repeats any command after a lost connection, and an
+XADD repeated is a job doubled.
 
 The rule here: a step that never left is tried again; one that left, and whose reply was lost, is tried again only when
-it says that it is safe. Everything else is the flow's decision.
+it says that it is safe; what a node of a cluster refused because the slot is elsewhere goes there. Everything else is
+the flow's decision.
 """
 
 from __future__ import annotations
@@ -24,19 +26,20 @@ import hiredis
 import redis.exceptions as rx
 
 from chasqui.address import Address
-from chasqui.connections import async_client, client, is_stale, resolve, sentinels_of, settings_of
+from chasqui.connections import AsyncNodes, Nodes, async_client, client, resolve, sentinels_of, settings_of
 from chasqui.errors import ConnectionLost
 from chasqui.options import ConnectionOptions
-from chasqui.protocol.flow import Batch, Command, Fed, Feed, Flow, Pause, Refusal, Step
-from chasqui.protocol.produce import PASSING
-from chasqui.redis_errors import connection_lost, refusal_of, reply_in, told, translated
+from chasqui.protocol.flow import Fed, Feed, Flow, Pause, Refusal, Step
+from chasqui.protocol.slots import ASK_FOR_SLOTS, Place, SlotMap, slot_of
+from chasqui.redis_errors import connection_lost, refusal_of, reply_in, translated, typed
+from chasqui.tries import Tries, backoff_s, passes, single
 
 log = logging.getLogger("chasqui.redis")
 T = TypeVar("T")
 
 _MORE = object()
-_REDIRECTED = frozenset({"MOVED", "ASK"})
-_LOST = (rx.ConnectionError, rx.TimeoutError, rx.RedisClusterException, OSError, asyncio.TimeoutError)
+_ASK_FOR_SLOTS = hiredis.pack_command(ASK_FOR_SLOTS)  # type: ignore[arg-type]
+_LOST = (rx.ConnectionError, rx.TimeoutError, OSError, asyncio.TimeoutError)
 
 
 class Link:
@@ -71,6 +74,30 @@ class Link:
                 except (Refusal, ConnectionLost) as raised:
                     error = raised
 
+    @property
+    def clustered(self) -> bool:
+        """Whether a step reaches only the keys of one slot."""
+        return self._address.kind == "cluster"
+
+    def primaries(self) -> list[str | None]:
+        """One key for each server that holds keys of its own, to route commands by; None where there is only one."""
+        if not self.clustered:
+            return [None]
+        with translated(self._address):
+            nodes = self._connected()
+            if _known(nodes.slots, "{0}") is None:
+                self._learn(nodes, "{0}")
+            places = nodes.slots.primaries()
+            found: dict[Place, str | None] = {}
+            # Any key of a node's slots names it. Slots lie in long runs, so that a few thousand keys meet them all.
+            for i in range(100_000):
+                if len(found) == len(places):
+                    break
+                owner = nodes.slots.owner(slot_of(f"{{{i}}}"))
+                if owner is not None:
+                    found.setdefault(owner, f"{{{i}}}")
+            return list(found.values())
+
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
@@ -82,68 +109,56 @@ class Link:
         if isinstance(step, Pause):
             time.sleep(_pause_s(step, self._options))
             return None
-        sent = False
-        for attempt in range(self._options.reconnect_attempts + 1):
+        tries = Tries(step, self._options, self._address)
+        while True:
             try:
-                return self._feed(step) if isinstance(step, Feed) else self._exchange(step)
+                if isinstance(step, Feed):
+                    tries.fed(self._feed(step, tries))
+                else:
+                    tries.answered(self._talk(tries))
             except ConnectionLost as lost:
-                sent = sent or lost.sent
-                if (sent and not _safe(step)) or attempt == self._options.reconnect_attempts:
-                    raise told(lost, sent=sent) from None
-                log.info("%s; trying again (%d)", lost.message, attempt + 1)
-                self._start_over()
+                tries.lost(lost)
             except Refusal as refusal:
-                if not _passes(refusal, self._address) or attempt == self._options.reconnect_attempts:
-                    raise
-                self._forget_topology()
-            time.sleep(backoff_s(attempt, self._options))
-        raise AssertionError("unreachable")
+                tries.refused(refusal)
+            if tries.look_again:
+                self._look_again()
+            if tries.over:
+                return tries.result()
+            if tries.wait_s:
+                time.sleep(tries.wait_s)
 
-    def _exchange(self, step: Command | Batch) -> Any:
-        commands = step.commands if isinstance(step, Batch) else (step,)
-        if not commands:
+    def _talk(self, tries: Tries) -> list[Any]:
+        packed = tries.packed()
+        if not packed:
             return []
-        key = _key_of(commands)
-        replies = self._talk(key, commands)
-        for attempt in range(self._options.reconnect_attempts):
-            refused = _redirected(replies)
-            if not refused:
-                break
-            self._forget_topology(key)
-            time.sleep(backoff_s(attempt, self._options) if attempt else 0)
-            for i, reply in zip(refused, self._talk(key, tuple(commands[i] for i in refused)), strict=True):
-                replies[i] = reply
-        return replies if isinstance(step, Batch) else _single(replies[0])
-
-    def _talk(self, key: str | None, commands: tuple[Command, ...]) -> list[Any]:
-        with self._connection(key) as (connection, mark_sent):
-            packed = [hiredis.pack_command(c.args) for c in commands]  # type: ignore[arg-type]
+        pool = self._pool(tries)
+        with self._connection(pool) as (connection, mark_sent):
             mark_sent()
             connection.send_packed_command(packed)
-            return [_read(connection) for _ in commands]
+            replies = [_read(connection) for _ in packed]
+        return tries.heard(replies, pool)
 
-    def _feed(self, feed: Feed) -> Fed:
+    def _feed(self, feed: Feed, tries: Tries) -> Fed:
         replies: list[Refusal | None] = []
         sent = 0
         try:
-            with self._connection(feed.key) as (connection, mark_sent):
+            pool = self._pool(tries)
+            with self._connection(pool) as (connection, mark_sent):
                 read = _reader(connection)
-                for piece, count in feed.pieces():
+                for piece, count in tries.pieces(feed):
                     mark_sent()
                     sent += count
                     connection.send_packed_command([piece])
                     if sent - len(replies) >= feed.window and read(replies, len(replies) + count):
                         break
                 read(replies, sent)
-        except ConnectionLost as lost:
-            return Fed(replies, sent, lost)
-        if _any_passing(replies):
-            self._forget_topology(feed.key)
-        return Fed(replies, sent)
+        except (ConnectionLost, Refusal) as stopped:
+            return tries.cut_off(replies, sent, stopped)
+        return tries.taken(replies, sent, pool)
 
     @contextmanager
-    def _connection(self, key: str | None) -> Iterator[tuple[Any, Callable[[], None]]]:
-        """A connection to the server that has that key, given back clean or closed."""
+    def _connection(self, pool: Any) -> Iterator[tuple[Any, Callable[[], None]]]:
+        """A connection out of the pool, given back clean or closed."""
         sent = False
 
         def mark_sent() -> None:
@@ -151,15 +166,16 @@ class Link:
             sent = True
 
         try:
-            pool = self._pool(key)
             connection = pool.get_connection()
         except _LOST as error:
+            _doubt(pool)
             raise connection_lost(error, self._address, sent=False) from None
         clean = False
         try:
             yield connection, mark_sent
             clean = True
         except _LOST as error:
+            _doubt(pool)
             raise connection_lost(error, self._address, sent=sent) from None
         finally:
             # Half-read replies would answer the next command: such a connection is closed, not given back.
@@ -167,12 +183,33 @@ class Link:
                 connection.disconnect()
             pool.release(connection)
 
-    def _pool(self, key: str | None) -> Any:
+    def _pool(self, tries: Tries) -> Any:
+        """Connections to the server that has the step's key."""
         client = self._connected()
         if self._address.kind != "cluster":
             return client.connection_pool
-        node = client.get_default_node() if key is None else client.get_node_from_key(key)
-        return client.get_redis_connection(node).connection_pool
+        return client.pool(tries.ask or _known(client.slots, tries.key) or self._learn(client, tries.key))
+
+    def _learn(self, nodes: Nodes, key: str | None) -> Place:
+        """Ask the nodes, one after the other, until one knows who has the key."""
+        with nodes.asking:  # one thread asks, and the others read what it was told
+            place = _known(nodes.slots, key)
+            problem: Exception = ConnectionLost(_nobody_has(key, self._address), sent=False)
+            for asked in _in_turn(nodes.slots) if place is None else ():
+                try:
+                    with self._connection(nodes.pool(asked)) as (connection, _):
+                        connection.send_packed_command([_ASK_FOR_SLOTS])
+                        reply = single(_read(connection))
+                except (ConnectionLost, Refusal) as error:
+                    problem = _not_told(error, self._address)
+                    continue
+                nodes.drop(nodes.slots.learn(reply, asked))
+                place = _known(nodes.slots, key)
+                if place is not None:
+                    break
+            if place is None:
+                raise problem
+            return place
 
     def _connected(self) -> Any:
         if self._client is None or self._pid != os.getpid():
@@ -183,22 +220,13 @@ class Link:
                     self._client = client(self._address, self._options, self._settings)
         return self._client
 
-    def _start_over(self) -> None:
-        """A node of a cluster is gone: another has its slots by now, or soon. Ask the nodes of the url again."""
+    def _look_again(self) -> None:
+        """The server refuses for a reason that passes, a failover perhaps: let the next connection be made anew."""
         if self._address.kind == "cluster":
-            self.close()
-
-    def _forget_topology(self, key: str | None = None) -> None:
-        """After a redirection or a failover: let redis-py look again. Its cluster client follows a redirection of any
-        command, and remembers where it led.
-        """
-        if self._address.kind == "cluster":
-            try:
-                self._connected().execute_command("TYPE", key or "chasqui")
-            except (rx.RedisError, rx.RedisClusterException, OSError):
-                self._start_over()
+            self._connected().slots.forget()
         elif self._address.kind == "sentinel":
-            self._connected().connection_pool.disconnect()
+            # Not those in use: another thread may be waiting for the answer to something that must not be sent again.
+            self._connected().connection_pool.disconnect(inuse_connections=False)
 
 
 class AsyncLink:
@@ -244,57 +272,45 @@ class AsyncLink:
         if isinstance(step, Pause):
             await asyncio.sleep(_pause_s(step, self._options))
             return None
-        sent = False
-        for attempt in range(self._options.reconnect_attempts + 1):
+        tries = Tries(step, self._options, self._address)
+        while True:
             try:
-                return await (self._feed(step) if isinstance(step, Feed) else self._exchange(step))
+                if isinstance(step, Feed):
+                    tries.fed(await self._feed(step, tries))
+                else:
+                    tries.answered(await self._talk(tries))
             except ConnectionLost as lost:
-                sent = sent or lost.sent
-                if (sent and not _safe(step)) or attempt == self._options.reconnect_attempts:
-                    raise told(lost, sent=sent) from None
-                log.info("%s; trying again (%d)", lost.message, attempt + 1)
-                await self._start_over()
+                tries.lost(lost)
             except Refusal as refusal:
-                if not _passes(refusal, self._address) or attempt == self._options.reconnect_attempts:
-                    raise
-                await self._forget_topology()
-            await asyncio.sleep(backoff_s(attempt, self._options))
-        raise AssertionError("unreachable")
+                tries.refused(refusal)
+            if tries.look_again:
+                await self._look_again()
+            if tries.over:
+                return tries.result()
+            if tries.wait_s:
+                await asyncio.sleep(tries.wait_s)
 
-    async def _exchange(self, step: Command | Batch) -> Any:
-        commands = step.commands if isinstance(step, Batch) else (step,)
-        if not commands:
+    async def _talk(self, tries: Tries) -> list[Any]:
+        packed = tries.packed()
+        if not packed:
             return []
-        key = _key_of(commands)
-        replies = await self._talk(key, step.wait_ms, commands)
-        for attempt in range(self._options.reconnect_attempts):
-            refused = _redirected(replies)
-            if not refused:
-                break
-            await self._forget_topology(key)
-            await asyncio.sleep(backoff_s(attempt, self._options) if attempt else 0)
-            again = await self._talk(key, step.wait_ms, tuple(commands[i] for i in refused))
-            for i, reply in zip(refused, again, strict=True):
-                replies[i] = reply
-        return replies if isinstance(step, Batch) else _single(replies[0])
 
-    async def _talk(self, key: str | None, wait_ms: int, commands: tuple[Command, ...]) -> list[Any]:
         async def talk(connection: Any, mark_sent: Callable[[], None]) -> list[Any]:
-            packed = [hiredis.pack_command(c.args) for c in commands]  # type: ignore[arg-type]
             mark_sent()
             await connection.send_packed_command(packed)
-            return [await _aread(connection) for _ in commands]
+            return [await _aread(connection) for _ in packed]
 
-        return await self._with_connection(key, wait_ms, talk)
+        pool = await self._pool(tries)
+        return tries.heard(await self._with_connection(pool, tries.wait_ms, talk), pool)
 
-    async def _feed(self, feed: Feed) -> Fed:
+    async def _feed(self, feed: Feed, tries: Tries) -> Fed:
         replies: list[Refusal | None] = []
         sent = 0
 
         async def talk(connection: Any, mark_sent: Callable[[], None]) -> None:
             nonlocal sent
             read = _async_reader(connection)
-            for piece, count in feed.pieces():
+            for piece, count in tries.pieces(feed):
                 mark_sent()
                 sent += count
                 await connection.send_packed_command([piece])
@@ -303,17 +319,16 @@ class AsyncLink:
             await read(replies, sent)
 
         try:
-            await self._with_connection(feed.key, 0, talk)
-        except ConnectionLost as lost:
-            return Fed(replies, sent, lost)
-        if _any_passing(replies):
-            await self._forget_topology(feed.key)
-        return Fed(replies, sent)
+            pool = await self._pool(tries)
+            await self._with_connection(pool, 0, talk)
+        except (ConnectionLost, Refusal) as stopped:
+            return tries.cut_off(replies, sent, stopped)
+        return tries.taken(replies, sent, pool)
 
     async def _with_connection(
-        self, key: str | None, wait_ms: int, talk: Callable[[Any, Callable[[], None]], Awaitable[T]]
+        self, pool: Any, wait_ms: int, talk: Callable[[Any, Callable[[], None]], Awaitable[T]]
     ) -> T:
-        """Talk on a connection to the server that has that key, given back clean or closed, also when cancelled."""
+        """Talk on a connection out of the pool, given back clean or closed, also when cancelled."""
         sent = False
 
         def mark_sent() -> None:
@@ -321,9 +336,9 @@ class AsyncLink:
             sent = True
 
         try:
-            take, give_back = await self._checkout(key)
-            connection = await take()
+            connection = await pool.get_connection()
         except _LOST as error:
+            _doubt(pool)
             raise connection_lost(error, self._address, sent=False) from None
         clean = False
         try:
@@ -332,77 +347,86 @@ class AsyncLink:
             clean = True
             return result
         except _LOST as error:
+            _doubt(pool)
             raise connection_lost(error, self._address, sent=sent) from None
         finally:
             if not clean:
                 await connection.disconnect(nowait=True)
-            await give_back(connection)
+            await pool.release(connection)
 
-    async def _checkout(self, key: str | None) -> tuple[Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]]:
+    async def _pool(self, tries: Tries) -> Any:
         client = self._connected()
         if self._address.kind != "cluster":
-            return client.connection_pool.get_connection, client.connection_pool.release
-        await client.initialize()
-        node = client.get_default_node() if key is None else client.get_node_from_key(key)
+            return client.connection_pool
+        return client.pool(tries.ask or _known(client.slots, tries.key) or await self._learn(client, tries.key))
 
-        async def take() -> Any:
-            connection = node.acquire_connection()
-            try:
-                await connection.connect()
-                if await is_stale(connection):
-                    await connection.disconnect()
-                    await connection.connect()
-            except BaseException:
-                node.release(connection)
-                raise
-            return connection
+    async def _learn(self, nodes: AsyncNodes, key: str | None) -> Place:
+        async def ask(connection: Any, _: Callable[[], None]) -> Any:
+            await connection.send_packed_command([_ASK_FOR_SLOTS])
+            return single(await _aread(connection))
 
-        async def give_back(connection: Any) -> None:
-            node.release(connection)
-
-        return take, give_back
+        async with nodes.asking:
+            place = _known(nodes.slots, key)
+            problem: Exception = ConnectionLost(_nobody_has(key, self._address), sent=False)
+            for asked in _in_turn(nodes.slots) if place is None else ():
+                try:
+                    reply = await self._with_connection(nodes.pool(asked), 0, ask)
+                except (ConnectionLost, Refusal) as error:
+                    problem = _not_told(error, self._address)
+                    continue
+                await nodes.drop(nodes.slots.learn(reply, asked))
+                place = _known(nodes.slots, key)
+                if place is not None:
+                    break
+            if place is None:
+                raise problem
+            return place
 
     def _connected(self) -> Any:
         if self._client is None:
             self._client = async_client(self._address, self._options, self._settings)
         return self._client
 
-    async def _start_over(self) -> None:
+    async def _look_again(self) -> None:
         if self._address.kind == "cluster":
-            await self.close()
-
-    async def _forget_topology(self, key: str | None = None) -> None:
-        if self._address.kind == "cluster":
-            try:
-                await self._connected().execute_command("TYPE", key or "chasqui")
-            except (rx.RedisError, rx.RedisClusterException, OSError):
-                await self._start_over()
+            self._connected().slots.forget()
         elif self._address.kind == "sentinel":
             await self._connected().connection_pool.disconnect(inuse_connections=False)
 
 
-def backoff_s(attempt: int, options: ConnectionOptions) -> float:
-    """Capped exponential wait with jitter: between half and all of it, so that a fleet does not return as one."""
-    ceiling = min(options.reconnect_max_ms, options.reconnect_initial_ms * 2 ** min(attempt, 30))
-    return float(ceiling * random.uniform(0.5, 1.0) / 1000)
+def _known(slots: SlotMap, key: str | None) -> Place | None:
+    """Who has the key; without one any node that has slots will do."""
+    if key is not None:
+        return slots.owner(slot_of(key))
+    primaries = slots.primaries()
+    return random.choice(primaries) if primaries else None
+
+
+def _in_turn(slots: SlotMap) -> list[Place]:
+    """Nodes to ask, in an order of our own, so that a fleet does not ask one and the same."""
+    first, last = slots.to_ask()
+    return [*random.sample(first, len(first)), *random.sample(last, len(last))]
+
+
+def _doubt(pool: Any) -> None:
+    if isinstance(getattr(pool, "slots", None), SlotMap):
+        pool.slots.doubt(pool.place)
+
+
+def _nobody_has(key: str | None, address: Address) -> str:
+    what = "any slot" if key is None else f"the slot {slot_of(key)}"
+    return f"{address.shown} cannot be reached: no node of the cluster has {what}"
+
+
+def _not_told(error: ConnectionLost | Refusal, address: Address) -> Exception:
+    """Why a node did not say who has which slot: for now, or for good."""
+    if isinstance(error, ConnectionLost):
+        return error
+    return connection_lost(error, address, sent=False) if passes(error, address) else typed(error, address)
 
 
 def _pause_s(pause: Pause, options: ConnectionOptions) -> float:
     return pause.ms / 1000 if pause.attempt is None else backoff_s(pause.attempt, options)
-
-
-def _key_of(commands: tuple[Command, ...]) -> str | None:
-    """The key that routes a step in a cluster: all keys of a step belong to one queue, hence to one slot."""
-    for command in commands:
-        for arg in command.args[1:]:
-            if isinstance(arg, str) and arg.startswith("{"):
-                return arg
-    return None
-
-
-def _redirected(replies: list[Any]) -> list[int]:
-    """Commands refused because their slot is, or is moving, elsewhere in the cluster: not carried out."""
-    return [i for i, reply in enumerate(replies) if isinstance(reply, Refusal) and reply.code in _REDIRECTED]
 
 
 def _read(connection: Any) -> Any:
@@ -488,22 +512,3 @@ async def _aread(connection: Any) -> Any:
         return refusal_of(error)
     except rx.ConnectionError as error:
         raise reply_in(error) from None
-
-
-def _single(reply: Any) -> Any:
-    if isinstance(reply, Refusal):
-        raise reply
-    return reply
-
-
-def _any_passing(replies: list[Refusal | None]) -> bool:
-    return replies.count(None) != len(replies) and any(r is not None and r.code in PASSING for r in replies)
-
-
-def _safe(step: Step) -> bool:
-    return isinstance(step, Command | Batch) and step.safe
-
-
-def _passes(refusal: Refusal, address: Address) -> bool:
-    """A refusal that goes away by itself. READONLY does where a failover is under way and the topology is known."""
-    return refusal.code in PASSING or (refusal.code == "READONLY" and address.kind != "single")

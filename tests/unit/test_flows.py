@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chasqui.errors import BulkInterrupted, ChasquiError, ConnectionLost, QueueFull
-from chasqui.protocol import produce
+from chasqui.protocol import events, produce
 from chasqui.protocol.bulk import Bulk
 from chasqui.protocol.flow import Batch, Command, Fed, Feed, Flow, Pause, Refusal, Step, call_script, call_scripts
 from chasqui.protocol.keys import Keys
@@ -351,6 +351,75 @@ def test_jobs_that_got_in_behind_a_refused_one_are_named(refusal: Refusal) -> No
 
     assert isinstance(error, BulkInterrupted)
     assert (error.added, error.unknown) == ([bulk.ids[0], bulk.ids[2], bulk.ids[4]], 0)
+
+
+def jobs_in(step: Step) -> list[int]:
+    """Which jobs a feed holds: the numbers in their ids."""
+    assert isinstance(step, Feed)
+    data = b"".join(piece for piece, _ in step.pieces())
+    return [int(rest[:26]) for rest in data.split(b"\xba")[1:]]
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_jobs_that_a_node_refused_before_the_queue_was_its_own_are_sent_again_alone(delayed: bool) -> None:
+    moved, ask = Refusal("MOVED", "1 h:1"), Refusal("ASK", "1 h:1")
+    step_by_step = [Fed([None, moved, None, ask, None], 5), Fed([ask, None, ask], 3), Fed([None, None], 2)]
+
+    result, steps = replay(produce.add_bulk(KEYS, ENDLESS, bulk_of(6, delayed=delayed), 2), step_by_step)
+
+    assert result is None
+    assert [jobs_in(step) for step in steps if isinstance(step, Feed)] == [[0, 1, 2, 3, 4, 5], [1, 3, 5], [1, 5]]
+
+
+def test_jobs_refused_in_a_move_and_then_for_good_are_not_named_as_added() -> None:
+    bulk = bulk_of(5)
+    moved = Refusal("MOVED", "1 h:1")
+
+    error, _ = replay(
+        produce.add_bulk(KEYS, ENDLESS, bulk, 5), [Fed([None, moved, None, moved], 4), Fed([None, OOM, OOM], 3)]
+    )
+
+    assert isinstance(error, BulkInterrupted)
+    assert (error.added, error.unknown) == ([bulk.ids[0], bulk.ids[1], bulk.ids[2]], 0)
+    assert error.__cause__ is OOM
+
+
+def test_jobs_refused_in_a_move_and_then_lost_may_be_in() -> None:
+    bulk = bulk_of(5)
+    moved = Refusal("MOVED", "1 h:1")
+
+    error, _ = replay(produce.add_bulk(KEYS, ENDLESS, bulk, 5), [Fed([moved, None, moved], 3), Fed([None], 3, LOST)])
+
+    assert isinstance(error, BulkInterrupted)
+    assert (error.added, error.unknown) == ([bulk.ids[0], bulk.ids[1]], 2)
+
+
+def test_a_feed_that_its_driver_gave_up_is_not_tried_again() -> None:
+    moved = Refusal("MOVED", "1 h:1")
+
+    error, steps = replay(produce.add_bulk(KEYS, ENDLESS, bulk_of(2), 5), [Fed([moved, moved], 2, final=True)])
+
+    assert error is moved
+    assert len(steps) == 1
+
+
+def test_events_refused_in_a_move_are_sent_again_alone() -> None:
+    moved = Refusal("MOVED", "1 h:1")
+    lines = [(1, b"$1\r\n%d\r\n" % i) for i in range(3)]
+
+    result, steps = replay(events.write(KEYS, lines, 9), [Fed([None, moved, None, moved], 4), Fed([None, None], 2)])
+
+    assert result is None
+    sent = [b"".join(piece for piece, _ in step.pieces()) for step in steps if isinstance(step, Feed)]
+    assert [[body in data for _, body in lines] for data in sent] == [[True, True, True], [False, True, False]]
+
+
+@pytest.mark.parametrize("fed", [Fed([OOM, None], 2), Fed([LOADING, LOADING], 2), Fed([None], 2, LOST)])
+def test_events_refused_or_lost_otherwise_are_not_sent_again(fed: Fed) -> None:
+    error, steps = replay(events.write(KEYS, [(1, b"$1\r\nx\r\n")], 9), [fed])
+
+    assert error in (OOM, LOADING, LOST)
+    assert len(steps) == 1
 
 
 def test_jobs_for_the_stream_are_not_sent_twice_after_a_lost_connection() -> None:

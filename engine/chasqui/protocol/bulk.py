@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import msgpack
@@ -39,6 +39,18 @@ class Bulk:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def only(self, numbers: Sequence[int]) -> Bulk:
+        """The jobs with these numbers."""
+        at = self.run_at_ms
+        return replace(
+            self,
+            ids=[self.ids[i] for i in numbers],
+            payloads=[self.payloads[i] for i in numbers],
+            names=[self.names[i] for i in numbers],
+            retries=[self.retries[i] for i in numbers],
+            run_at_ms=None if at is None else [at[i] for i in numbers],
+        )
 
     def pieces(self, start: int) -> Iterator[tuple[bytes, int]]:
         """Commands as bytes, and how many are in them, from job number ``start`` on."""

@@ -17,7 +17,7 @@ Events are best effort. Writing them is not repeated after a lost reply, because
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,6 +27,7 @@ from chasqui.protocol.codec import decode_name
 from chasqui.protocol.flow import Arg, Fed, Feed, Flow, Refusal, command
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import fields, plain
+from chasqui.protocol.slots import REDIRECTIONS
 
 PIECE_EVENTS = 250
 READ_EVENTS = 100
@@ -100,10 +101,23 @@ def _ts(ts_ms: int) -> bytes:
 def write(keys: Keys, lines: Sequence[Line], max_len: int) -> Flow[None]:
     """Append encoded events in order, and trim once at the end: ``~`` is no exact cap anyway.
 
-    Not sent again after a lost connection: nothing would tell an event from its double.
+    Not sent again after a lost connection: nothing would tell an event from its double. Where the queue moved to
+    another node of the cluster half way, the rest goes there.
     """
-    if not lines:
-        return
+    left = list(lines)
+    while left:
+        fed: Fed = yield Feed(keys.events, _pieces_of(keys, left, max_len))
+        problems = [reply for reply in fed.replies if reply is not None]
+        rest = [left[i] for i in range(len(left)) if i >= len(fed.replies) or fed.replies[i] is not None]
+        moved = len(rest) < len(left) and {problem.code for problem in problems} <= REDIRECTIONS
+        if problems and not (moved and fed.broken is None):
+            raise problems[0]
+        if fed.broken is not None:
+            raise fed.broken
+        left = rest
+
+
+def _pieces_of(keys: Keys, lines: Sequence[Line], max_len: int) -> Callable[[], Iterator[tuple[bytes, int]]]:
     key = keys.events.encode()
 
     def pieces() -> Iterator[tuple[bytes, int]]:
@@ -120,12 +134,7 @@ def write(keys: Keys, lines: Sequence[Line], max_len: int) -> Flow[None]:
             yield b"".join(out), len(out) // 2
         yield b"*5\r\n" + bulks(b"XTRIM", key, b"MAXLEN", b"~", b"%d" % max_len), 1
 
-    fed: Fed = yield Feed(keys.events, pieces)
-    refused = fed.first_refused()
-    if refused < len(fed.replies):
-        raise next(filter(None, fed.replies))
-    if fed.broken is not None:
-        raise fed.broken
+    return pieces
 
 
 def _text(value: str) -> bytes:

@@ -32,12 +32,14 @@ class Refusal(Exception):
 class Command:
     """One command. ``safe``: carrying it out twice is the same as once, so a lost reply is no reason to give up.
 
-    ``wait_ms``: how long the server may block on it, on top of the ordinary time-out.
+    ``wait_ms``: how long the server may block on it, on top of the ordinary time-out. ``route``: a key whose place in a
+    cluster it goes to, where it names no key itself.
     """
 
     args: tuple[Arg, ...]
     safe: bool = False
     wait_ms: int = 0
+    route: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,23 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What came of a feed: for each answered command None or its refusal, how many were sent, and what broke it."""
+    """What came of a feed: for each answered command None or its refusal, how many were sent, and what broke it.
+
+    ``final``: it was refused as a whole, each time that the driver may try.
+    """
 
     replies: list[Refusal | None]
     sent: int
     broken: ConnectionLost | None = None
+    final: bool = False
+
+    @property
+    def refused(self) -> bool:
+        return self.replies.count(None) != len(self.replies)
 
     def first_refused(self) -> int:
         """The place of the first refusal; the number of replies when there is none."""
-        if self.replies.count(None) == len(self.replies):
+        if not self.refused:
             return len(self.replies)
         return next(i for i, reply in enumerate(self.replies) if reply is not None)
 
@@ -95,8 +105,8 @@ Step: TypeAlias = Command | Batch | Feed | Pause
 Flow: TypeAlias = Generator[Step, Any, T]
 
 
-def command(*args: Arg, safe: bool = False, wait_ms: int = 0) -> Command:
-    return Command(args, safe, wait_ms)
+def command(*args: Arg, safe: bool = False, wait_ms: int = 0, route: str | None = None) -> Command:
+    return Command(args, safe, wait_ms, route)
 
 
 def call_script(script: Script, keys: list[str], args: list[Arg], *, safe: bool = False) -> Flow[Any]:

@@ -12,6 +12,7 @@ from chasqui.protocol.flow import Arg, Command, Fed, Feed, Flow, Pause, Refusal,
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import number
 from chasqui.protocol.scripts import SCRIPT_BYTES, script
+from chasqui.protocol.slots import REDIRECTIONS
 
 T = TypeVar("T")
 
@@ -117,26 +118,33 @@ def add_bulk(keys: Keys, room: Room, bulk: Bulk, attempts: int) -> Flow[int | No
     What the server refused for a passing reason is sent again. After a lost connection delayed jobs are sent again,
     because a member added twice is there once; for the stream nothing tells which of the unanswered jobs are in, so
     the error does.
+
+    A job refused in front of one that got in would change places with it if it was sent again: the error tells, and
+    the caller decides. Redirections are the exception: a queue that moves within a cluster must not fail a call.
     """
     stream = bulk.run_at_ms is None
     length = (yield from _check_room(keys, room)) if stream and room.cap else None
-    done = failures = reached = 0
+    left: Sequence[int] = range(len(bulk))
+    unanswered: set[int] = set()  # of those left: sent, and what became of them is not known
+    failures = 0
     while True:
-        fed: Fed = yield Feed(keys.stream, _pieces_from(bulk, done), window=_UNANSWERED)
+        fed: Fed = yield Feed(keys.stream, _pieces_of(bulk, left), window=_UNANSWERED)
         refused = fed.first_refused()
-        stragglers = [done + i for i in range(refused, len(fed.replies)) if fed.replies[i] is None]
         problem = fed.replies[refused] if refused < len(fed.replies) else fed.broken
-        if refused:
-            failures = 0
-        reached = max(reached, done + fed.sent) if fed.sent > len(fed.replies) else reached
-        done += refused
         if problem is None:
             return length
-        # What is refused now may still be in from an earlier try, but for the stream there is none.
-        unanswered = max(0, reached - done - (len(fed.replies) - refused if stream else 0))
-        again = problem.code in PASSING if isinstance(problem, Refusal) else True
-        if not again or stragglers or failures == attempts or (stream and unanswered):
-            raise _interrupted(problem, [*range(done), *stragglers], unanswered, bulk.ids)
+        failures = 0 if None in fed.replies else failures
+        unanswered |= {*left[len(fed.replies) : fed.sent]}
+        again = problem.code in PASSING and not fed.final if isinstance(problem, Refusal) else True
+        if None in fed.replies[refused:]:
+            again = again and {reply.code for reply in fed.replies if reply is not None} <= REDIRECTIONS
+            left = [left[i] for i in range(len(left)) if i >= len(fed.replies) or fed.replies[i] is not None]
+        else:
+            left = left[refused:]
+        unanswered &= {*left}  # one refused now may be in from a try before; one that was taken now is no riddle
+        if not again or failures == attempts or (stream and unanswered):
+            added = sorted({*range(len(bulk))} - {*left})
+            raise _interrupted(problem, added, len(unanswered), bulk.ids)
         yield Pause(attempt=failures)
         failures += 1
 
@@ -160,8 +168,10 @@ def add_bulks(keys: Keys, room: Room, bulks: Sequence[Bulk], attempts: int) -> F
     return length
 
 
-def _pieces_from(bulk: Bulk, start: int) -> Callable[[], Iterator[tuple[bytes, int]]]:
-    return lambda: bulk.pieces(start)
+def _pieces_of(bulk: Bulk, left: Sequence[int]) -> Callable[[], Iterator[tuple[bytes, int]]]:
+    if isinstance(left, range):
+        return lambda: bulk.pieces(left.start)
+    return lambda: bulk.only(left).pieces(0)
 
 
 def _check_room(keys: Keys, room: Room) -> Flow[int]:
