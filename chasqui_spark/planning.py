@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pyspark.sql.datasource import InputPartition
 
 from chasqui.bridge import Sample, id_parts, id_text, predecessor, successor
 
 PROBES_PER_PARTITION = 16
+_TEETH = 3
 SMALL = 5000
 """Where nobody says otherwise: a partition of fewer entries is not worth a task of its own."""
 
@@ -141,8 +143,11 @@ class _Piece:
             return float(self.last[1] - self.first[1] + 1)
         return max(1.0, rate * (self.last[0] - self.first[0]))
 
-    def middle(self) -> Id:
-        return (self.first[0] + self.last[0] + 1) // 2, 0
+    def comb(self, teeth: int) -> list[Id]:
+        """So many guesses at equal distances, fewer where there are not so many milliseconds."""
+        first, span = self.first[0], self.last[0] - self.first[0]
+        times = dict.fromkeys(first + max(1, span * i // (teeth + 1)) for i in range(1, teeth + 1))
+        return [(ms, 0) for ms in times if ms <= self.last[0]]
 
     def inside(self, fraction: float) -> Id:
         """An id about so far into the piece: the first one behind a cut."""
@@ -163,33 +168,42 @@ def cuts_by_guessing(after: str, upto: str, parts: int) -> Guesses:
     rate_first = _rate(low.at, low.at_to, low.at_count)
     rate_last = _rate(high.before, high.before_from, high.before_count)
     pieces = [_Piece(low.at, last, (rate_first, rate_last))]
-    while budget > 0:
-        total = sum(piece.most for piece in pieces)
-        heavy = [p for p in pieces if not p.single and p.most > total / (4 * parts)]
-        heavy = sorted(heavy, key=lambda piece: -piece.most)[:budget]
-        if not heavy:
-            break
-        budget -= len(heavy)
-        samples = yield [piece.middle() for piece in heavy]
-        for piece, sample in zip(heavy, samples, strict=True):
+    # First a comb over the whole range, as dense as an even stream needs; then again where the weight turns out to be.
+    combs = [(pieces[0], 4 * parts - 1)]
+    while combs and budget > 0:
+        guesses: list[tuple[_Piece, list[Id]]] = []
+        for piece, teeth in combs:
+            between = piece.comb(min(teeth, budget))
+            budget -= len(between)
+            guesses.append((piece, between))
+        samples = iter((yield [guess for _, some in guesses for guess in some]))
+        for piece, some in guesses:
             pieces.remove(piece)
-            pieces += _split(piece, sample)
+            rest: _Piece | None = piece
+            for sample in islice(samples, len(some)):
+                if rest is not None:
+                    before, rest = _split(rest, sample)
+                    pieces += [before] if before is not None else []
+            pieces += [rest] if rest is not None else []
+        total = sum(piece.most for piece in pieces)
+        heavy = [p for p in pieces if not p.single and p.most > total / (2 * parts)]
+        combs = [(piece, _TEETH) for piece in sorted(heavy, key=lambda piece: -piece.most)]
     pieces.sort(key=lambda piece: piece.first)
     return _quantiles(pieces, parts)
 
 
-def _split(piece: _Piece, sample: Sample) -> list[_Piece]:
-    """The two pieces on both sides of a guess; what stands between the entries next to it is a gap, and belongs to
-    neither. Entries at the ends may have been deleted meanwhile: then a side is empty.
+def _split(piece: _Piece, sample: Sample) -> tuple[_Piece | None, _Piece | None]:
+    """The pieces on both sides of a guess; what stands between the entries next to it is a gap, and belongs to neither.
+    Entries at the ends may have been deleted meanwhile: then a side is empty.
     """
-    sides = []
+    before = after = None
     if sample.before is not None and sample.before >= piece.first:
         rate = _rate(sample.before, sample.before_from, sample.before_count)
-        sides.append(_Piece(piece.first, sample.before, (piece.rates[0], rate)))
+        before = _Piece(piece.first, min(sample.before, piece.last), (piece.rates[0], rate))
     if sample.at is not None and sample.at <= piece.last:
         rate = _rate(sample.at, sample.at_to, sample.at_count)
-        sides.append(_Piece(sample.at, piece.last, (rate, piece.rates[1])))
-    return sides
+        after = _Piece(max(sample.at, piece.first), piece.last, (rate, piece.rates[1]))
+    return before, after
 
 
 def _rate(near: Id | None, far: Id | None, count: int) -> float:

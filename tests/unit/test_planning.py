@@ -28,13 +28,13 @@ START = 1_794_000_000_000
 
 
 def look(ids: list[Id], guess: Id) -> Sample:
-    """What the server's script answers: the nearest entries, and a window of 32, or all of one millisecond."""
+    """What the server's script answers: the nearest entries, and a window of 24, or all of one millisecond."""
     here = bisect_left(ids, guess)
 
     def side(near: int, step: int) -> tuple[Id | None, Id | None, int]:
         if not 0 <= near < len(ids):
             return None, None, 0
-        far = min(max(near + 31 * step, 0), len(ids) - 1)
+        far = min(max(near + 23 * step, 0), len(ids) - 1)
         if ids[far][0] != ids[near][0]:
             return ids[near], ids[far], abs(far - near)
         while 0 <= far + step < len(ids) and ids[far + step][0] == ids[near][0]:

@@ -7,7 +7,7 @@
 -- ARGV[3...] guess  ids of the range, at most 15
 -- returns for each guess {id before it, id that counting back came to, count, id at or after it, that onwards, count}
 local stream, first, last = KEYS[1], ARGV[1], ARGV[2]
-local WINDOW, BYTES = 32, 32768
+local WINDOW, BYTES = 24, 32768
 
 local function range(back, from, to, count)
   if back then return redis.call('XREVRANGE', stream, from, to, 'COUNT', count) end
@@ -26,12 +26,19 @@ local function look(back, from, to)
   local entries = range(back, near, to, math.max(2, math.min(WINDOW, math.floor(BYTES / size))))
   local far = entries[#entries][1]
   if ms(far) ~= ms(near) then return near, far, #entries - 1 end
-  -- A whole window inside one millisecond: ids there are numbered, so its other end tells how many there are.
-  local edge = back and ms(near) .. '-0' or ms(near) .. '-18446744073709551615'
-  local outermost = range(not back, edge, near, 1)[1]
-  far = outermost and outermost[1] or far
-  local beyond = range(back, '(' .. far, to, 1)[1]
-  return near, beyond and beyond[1] or far, math.abs(seq(far) - seq(near)) + 1
+  -- A whole window inside one millisecond: ids there are numbered, so its other end tells how many there are. A few
+  -- milliseconds are taken together, because bulks come and pause at that pace.
+  local count, from = 0, near
+  for _ = 1, 4 do
+    local edge = back and ms(from) .. '-0' or ms(from) .. '-18446744073709551615'
+    local outermost = range(not back, edge, from, 1)[1]
+    far = outermost and outermost[1] or from
+    count = count + math.abs(seq(far) - seq(from)) + 1
+    local beyond = range(back, '(' .. far, to, 1)[1]
+    if not beyond then return near, far, count end
+    from = beyond[1]
+  end
+  return near, from, count
 end
 
 local answer = {}
