@@ -132,3 +132,12 @@ except EmbeddedServerError as error:
     print(error)
 """
     assert 'pip install "chasqui-spark[embedded]"' in run(clean_python, "-c", script, cwd=clean_python.parent)
+
+
+def test_the_installed_command_adds_and_inspects_without_spark(clean_python: Path, url: str, queue: str) -> None:
+    command = clean_python.with_name("chasquictl")
+
+    run(command, "add", queue, '{"a": 1}', "--url", url, cwd=clean_python.parent)
+    told = json.loads(run(command, "inspect", queue, "--url", url, "--json", cwd=clean_python.parent))
+
+    assert told["waiting"] == 1
