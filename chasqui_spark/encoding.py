@@ -322,7 +322,6 @@ class Encoder:
         self, jobs: Jobs, queues: Sequence[str | None] | None, row: int, bad: BadRow
     ) -> tuple[BadRow, str | None, Dead]:
         one = jobs[row : row + 1]
-        one.retries = None if jobs.retries is None else one.retries
         if len(one.payloads[0]) > _LARGEST_LETTER:
             one.payloads = [b"\xc0"]
         queue = self._options.queue if queues is None else queues[row]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from pyspark.sql.datasource import (
@@ -54,7 +54,7 @@ class Written(WriterCommitMessage):
     rows: int = 0
     bad: int = 0
     letters: int = 0
-    sample: str = field(default="")
+    sample: str = ""
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
