@@ -1,0 +1,294 @@
+"""The scripts of a Spark driver: every return value, and the races they close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from tests.lua.worker_pending import GROUP, Pending
+
+SESSION, BATCH = "{chasqui:%s}:spark:s:session", "{chasqui:%s}:spark:s:batch:1"
+ME, KEEP = "spark-s", 60_000
+
+
+class Driver(Pending):
+    """Scripts called as a driver with that token would."""
+
+    def __init__(self, client: redis.Redis, queue: str) -> None:
+        super().__init__(client, queue)
+        self.session, self.batch = SESSION % queue, BATCH % queue
+        self.paused = self.keys.paused
+
+    def take(self, holder: str = "h", ttl_ms: int = 10_000) -> Any:
+        return self.call("take_session", [self.session], holder, ttl_ms, KEEP, "label", "{}")
+
+    def keep(self, token: int, ttl_ms: int = 10_000) -> Any:
+        return self.call("keep_session", [self.session, self.batch], token, ttl_ms, KEEP)
+
+    def claim(self, token: int, limit: int = 100, count: int = 1000, idle: int = 0, upto: str = "") -> Any:
+        keys = [self.session, self.batch, self.keys.stream, self.paused]
+        return self.call("claim_batch", keys, token, GROUP, ME, limit, count, idle, upto, KEEP)
+
+    def seal(self, token: int) -> Any:
+        return self.call("seal_batch", [self.session, self.batch], token)
+
+    def plan(self, token: int, holder: str = "h") -> Any:
+        return self.call("plan_batch", [self.session, self.batch], token, holder)
+
+    def revalidate(self, token: int, block: int = 1) -> Any:
+        keys = [self.session, self.batch, self.keys.stream]
+        return self.call("revalidate_batch", keys, token, GROUP, ME, block, 30_000)
+
+    def settle(self, block: int = 1, how: str = "ack") -> Any:
+        return self.call("settle_batch", [self.batch, self.keys.stream], GROUP, ME, block, how, 30_000)
+
+    def release(self, token: int, block: int = 1, narrow: int = 0) -> Any:
+        keys = [self.session, self.batch, self.keys.stream]
+        return self.call("release_batch", keys, token, GROUP, ME, block, 30_000, "released", narrow)
+
+
+@pytest.fixture
+def q(client: redis.Redis, queue: str) -> Driver:
+    return Driver(client, queue)
+
+
+# The lease
+
+
+def test_a_lease_is_taken_once_and_again_only_by_the_same_process(q: Driver) -> None:
+    assert q.take("a") == [1, 1]
+    assert q.take("a") == [1, 1]
+    refused = q.take("b")
+
+    assert refused[:2] == [0, 1]
+    assert 9_000 < refused[2] <= 10_000
+    assert refused[3] == q.client.hget(q.session, "until")
+
+
+def test_a_lease_that_lapsed_or_was_given_back_goes_to_the_next_with_a_higher_token(q: Driver) -> None:
+    q.take("a", ttl_ms=0)
+    assert q.take("b") == [1, 2]
+    assert q.keep(2, 0) == 1
+    assert q.take("c") == [1, 3]
+
+
+def test_an_old_token_does_nothing_anywhere(q: Driver) -> None:
+    q.add("a")
+    q.take("a", ttl_ms=0)
+    q.claim(1)
+    q.take("b")
+    before = q.client.hgetall(q.batch), q.pending
+
+    assert q.keep(1) == 0
+    assert q.claim(1) == [-1]
+    assert q.seal(1) == -1
+    assert q.plan(1) == [-1]
+    assert q.revalidate(1) == [-1]
+    assert q.release(1) == -1
+
+    assert (q.client.hgetall(q.batch), q.pending) == before
+
+
+def test_session_and_batch_expire(q: Driver) -> None:
+    q.add("a")
+    q.take()
+    q.claim(1)
+    q.keep(1)
+
+    assert 0 < q.client.pttl(q.session) <= KEEP
+    assert 0 < q.client.pttl(q.batch) <= KEEP
+
+
+# Taking
+
+
+def test_claims_fill_a_batch_to_its_limit_and_no_further_however_often_they_are_sent(q: Driver) -> None:
+    ids = q.add(*"abcdef")
+    q.take()
+
+    assert q.claim(1, limit=4, count=3) == [3, 3, 3, 0]
+    assert q.claim(1, limit=4, count=3) == [1, 4, 4, 0]
+    assert q.claim(1, limit=4, count=3) == [0, 4, 4, 0]
+
+    assert [entry for entry, owner, _ in q.pending if owner == ME] == ids[:4]
+    assert q.client.hget(q.batch, "b1").split() == ids[:3]
+
+
+def test_a_sealed_batch_takes_no_more_and_an_empty_one_is_gone(q: Driver) -> None:
+    q.take()
+    q.claim(1)
+    assert q.seal(1) == 0
+    assert not q.client.exists(q.batch)
+    q.add("a")
+    q.claim(1)
+    q.add("b")
+
+    assert q.seal(1) == 1
+    assert q.claim(1) == [0, 1, 1, 0]
+
+
+def test_nothing_is_taken_from_a_paused_queue(q: Driver) -> None:
+    q.add("a")
+    q.take()
+    q.client.set(q.paused, 1)
+
+    assert q.claim(1) == [0, 0, 0, 0]
+
+
+def test_new_jobs_are_taken_up_to_an_entry(q: Driver) -> None:
+    ids = q.add(*"abc")
+    q.take()
+
+    assert q.claim(1, upto=ids[1].decode())[0] == 2
+    assert q.claim(1, upto=ids[1].decode())[0] == 0
+
+
+def test_stale_jobs_come_with_their_count_and_only_stale_ones(q: Driver) -> None:
+    (stale,) = q.taken("dead", "a", idle_ms=31_000, deliveries=2)
+    q.taken("alive", "b")
+    q.take()
+
+    assert q.claim(1, idle=30_000)[0] == 1
+
+    assert q.client.hget(q.batch, "b1") == stale + b":2"
+    assert (stale, ME, 3) in q.pending
+
+
+def test_a_stale_job_whose_record_is_gone_is_not_taken_as_a_job(q: Driver) -> None:
+    (stale,) = q.taken("dead", "a", idle_ms=31_000)
+    q.client.xdel(q.keys.stream, stale)
+    q.take()
+
+    q.claim(1, idle=30_000)
+    q.seal(1)
+    q.settle()
+
+    assert q.pending == []
+
+
+# Running
+
+
+def test_a_run_is_counted_once_per_process(q: Driver) -> None:
+    q.take()
+    assert q.plan(1) == [0]
+    q.add("a")
+    q.claim(1)
+
+    assert q.plan(1, "x") == [1, 1, 1, 1, b"", 1]
+    assert q.plan(1, "x") == [1, 1, 1, 1, b"", 0]
+    assert q.plan(1, "y") == [1, 2, 1, 1, b"", 1]
+
+
+def test_revalidation_keeps_ours_takes_back_stale_ones_and_strikes_out_the_rest(q: Driver) -> None:
+    ids = q.add(*"abcd")
+    q.take()
+    q.claim(1)
+    q.give(ME, [ids[0]], idle_ms=20_000)
+    q.give("dead", [ids[1]], idle_ms=31_000, deliveries=4)
+    q.give("alive", [ids[2]])
+    q.client.xack(q.keys.stream, GROUP, ids[3])
+
+    assert q.revalidate(1) == [2, 2]
+    assert q.revalidate(1) == [2, 0]
+
+    assert q.client.hget(q.batch, "b1") == ids[0] + b" " + ids[1] + b":4"
+    assert q.client.hget(q.batch, "count") == b"2"
+    assert q.idle_ms(ids[0]) < 10_000
+
+
+# Ending
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_settling_ends_what_is_ours_once_and_the_batch_with_its_last_block(q: Driver, again: bool) -> None:
+    ids = q.add(*"abc")
+    q.take()
+    if again:
+        q.client.xreadgroup(GROUP, "dead", {q.keys.stream: ">"})
+        q.give("dead", ids, idle_ms=40_000)
+        q.claim(1, idle=30_000)
+    else:
+        q.claim(1, count=2)
+        q.claim(1)
+    q.give("other", [ids[1]])
+
+    assert [q.settle(1), q.settle(2), q.settle(1)] == ([2, 0, 0] if again else [1, 1, 0])
+
+    assert [(entry, owner) for entry, owner, _ in q.pending] == [(ids[1], "other")]
+    assert q.stream == ["b"]
+    assert not q.client.exists(q.batch)
+
+
+@pytest.mark.parametrize("how", ["release", "drop"])
+def test_leftovers_are_released_with_the_count_before_or_left_alone(q: Driver, how: str) -> None:
+    (entry,) = q.taken("dead", "a", idle_ms=31_000, deliveries=2)
+    q.take()
+    q.claim(1, idle=30_000)
+
+    assert q.settle(1, how) == (1 if how == "release" else 0)
+
+    assert q.pending == [(entry, ME, 2 if how == "release" else 3)]
+    assert (q.idle_ms(entry) >= 30_000) == (how == "release")
+    assert not q.client.exists(q.batch)
+
+
+def test_a_released_batch_is_marked_and_its_jobs_are_as_if_never_delivered(q: Driver) -> None:
+    ids = q.add(*"ab")
+    q.take()
+    q.claim(1)
+    q.give("other", [ids[1]])
+
+    assert q.release(1) == 1
+
+    assert q.plan(1)[4] == b"released"
+    assert q.pending[0] == (ids[0], ME, 0)
+    assert q.idle_ms(ids[0]) >= 30_000
+    assert q.settle() == 0
+    assert not q.client.exists(q.batch)
+    assert q.stream == ["a", "b"]
+
+
+def test_a_narrowed_session_takes_small_batches_until_as_many_jobs_were_taken(q: Driver) -> None:
+    q.add(*"abcd")
+    q.take()
+    q.claim(1)
+    q.seal(1)
+    q.release(1, narrow=3)
+    q.settle()
+
+    assert q.claim(1, idle=30_000) == [3, 3, 0, 1]
+    assert q.seal(1) == 3
+    q.client.delete(q.batch)
+    assert q.claim(1, idle=30_000)[3] == 1
+    assert q.seal(1) == 1
+    assert q.client.hget(q.session, "narrow_left") is None
+
+
+# Outcomes
+
+
+def test_done_jobs_end_only_while_a_spark_consumer_has_them(q: Driver) -> None:
+    mine = q.taken("spark-1", "a", "b")
+    (other,) = q.taken("c-1", "c")
+    result = q.keys.result("j")
+    args = [mine[0], 2, "r", mine[1], 0, "", other, 0, ""]
+
+    assert q.call("settle_done", [q.keys.stream, result], GROUP, "spark-", 60, *args) == [1, 1, 0]
+    assert q.call("settle_done", [q.keys.stream, result], GROUP, "spark-", 60, *args) == [0, 0, 0]
+
+    assert q.client.get(result) == b"r"
+    assert 0 < q.client.ttl(result) <= 60
+    assert q.stream == ["c"]
+
+
+def test_turns_of_a_pace_follow_each_other(q: Driver) -> None:
+    key = q.keys.replay_pace("p")
+
+    waits = [q.call("take_turn", [key], 100, 10) for _ in range(4)]
+
+    assert waits[0] == 0
+    assert all(abs(wait - 100 * i) <= 20 for i, wait in enumerate(waits))
+    assert 0 < q.client.pttl(key) < 62_000
