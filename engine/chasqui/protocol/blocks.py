@@ -24,13 +24,11 @@ import msgpack
 
 from chasqui.errors import DecodeError
 from chasqui.job import RetryOverride
-from chasqui.protocol.bulk import bin_header
-from chasqui.protocol.codec import retry_fields
+from chasqui.protocol.codec import encode_member, retry_fields
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES
 
 UNIQUE_JOBS = 250  # each has two keys of its own in the script's call
 _WIDTHS = {"same": 1, "named": 2, "later": 2, "unique": 5, "dead": 4}
-_MINTED = 26  # letters of an id that was made and not given
 _Head: TypeAlias = tuple[str, bytes]  # a block's kind, and the name that its jobs share
 
 
@@ -95,13 +93,12 @@ class Jobs:
         return now, self.where(later)
 
     def envelopes(self) -> list[bytes]:
-        """Every job's envelope."""
-        created = msgpack.packb(self.created_at_ms) + b"\x00"
-        found = []
-        for job_id, payload, retry in zip(self.ids, self.payloads, self.each_retry(), strict=True):
-            head = (b"\x95" if retry else b"\x94") + msgpack.packb(job_id) + bin_header(len(payload))
-            found.append(head + payload + created + retry)
-        return found
+        """Every job's envelope: a loop in C, and behind it the override of those that have one, which is packed."""
+        pack = msgpack.Packer(use_bin_type=True).pack
+        plain = map(pack, zip(self.ids, self.payloads, repeat(self.created_at_ms), repeat(0), strict=False))
+        if self.retries is None:
+            return list(plain)
+        return [b"\x95" + e[1:] + r if r else e for e, r in zip(plain, self.retries, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,41 +219,28 @@ def _array_header(size: int) -> bytes:
 
 
 def _same_items(jobs: Jobs) -> bytes:
-    columns = _envelope_columns(jobs, lambda size, name: _raw_header(size))
-    return b"".join(chain.from_iterable(zip(*columns, strict=True)))
+    envelopes = jobs.envelopes()
+    return b"".join(chain.from_iterable(zip(_headers(envelopes), envelopes, strict=True)))
 
 
 def _named_items(jobs: Jobs) -> bytes:
-    columns = _envelope_columns(jobs, lambda size, name: _raw(name) + _raw_header(size))
+    envelopes, names = jobs.envelopes(), jobs.each_name()
+    known = {name: _raw(name) for name in set(names)}
+    columns = (map(known.__getitem__, names), _headers(envelopes), envelopes)
     return b"".join(chain.from_iterable(zip(*columns, strict=True)))
 
 
 def _later_items(jobs: Jobs) -> bytes:
-    columns = _envelope_columns(
-        jobs, lambda size, name: _raw_header(4 + len(name) + size) + struct.pack("<I", len(name)) + name
-    )
+    members = list(map(encode_member, jobs.each_name(), jobs.envelopes()))
     scores = [_raw(b"%d" % (at or 0)) for at in jobs.run_at_ms or ()]
-    return b"".join(chain.from_iterable(zip(scores, *columns, strict=True)))
+    return b"".join(chain.from_iterable(zip(scores, _headers(members), members, strict=True)))
 
 
-def _envelope_columns(jobs: Jobs, lead: Callable[[int, bytes], bytes]) -> list[Iterable[bytes]]:
-    """The pieces of each job's envelope, column by column and never job by job: all of this is loops in C.
-
-    ``lead`` is what stands before an envelope of that size and name. Ids are ours here: their length is known.
-    """
-    created = msgpack.packb(jobs.created_at_ms) + b"\x00"
-    frames: dict[tuple[int, bytes, bytes], tuple[bytes, bytes, bytes]] = {}
-    names: Iterable[bytes] = repeat(jobs.name) if jobs.names is None else jobs.names
-    retries: Iterable[bytes] = repeat(b"") if jobs.retries is None else jobs.retries
-    shapes = list(zip(map(len, jobs.payloads), names, retries, strict=False))
-    for shape in set(shapes):
-        size, name, retry = shape
-        middle, tail = bin_header(size), created + retry
-        whole = 2 + _MINTED + len(middle) + size + len(tail)
-        array = (b"\x95" if retry else b"\x94") + bytes([0xA0 | _MINTED])
-        frames[shape] = (lead(whole, name) + array, middle, tail)
-    heads, middles, tails = zip(*map(frames.__getitem__, shapes), strict=True)
-    return [heads, map(str.encode, jobs.ids), middles, jobs.payloads, tails]
+def _headers(values: Sequence[bytes]) -> Iterator[bytes]:
+    """What stands before each of them; made once for each size."""
+    sizes = list(map(len, values))
+    known = {size: _raw_header(size) for size in set(sizes)}
+    return map(known.__getitem__, sizes)
 
 
 def _unique_items(jobs: Jobs) -> bytes:
@@ -265,7 +249,7 @@ def _unique_items(jobs: Jobs) -> bytes:
     for job_id, envelope, name, at, ttl in zip(
         jobs.ids, jobs.envelopes(), jobs.each_name(), times, jobs.marker_ttls_s or (), strict=False
     ):
-        data = envelope if at is None else struct.pack("<I", len(name)) + name + envelope
+        data = envelope if at is None else encode_member(name, envelope)
         run_at = b"" if at is None else b"%d" % at
         pieces += map(_raw, [job_id.encode(), run_at, b"%d" % ttl, data, name])
     return b"".join(pieces)

@@ -91,18 +91,18 @@ class Bulk:
         tail = created + retry + b"\r\n"
         if self.run_at_ms is not None:
             prefix = struct.pack("<I", len(name)) + name
-            return b"$%d\r\n%b%b" % (len(prefix) + length, prefix, array), bin_header(size), tail
+            return b"$%d\r\n%b%b" % (len(prefix) + length, prefix, array), _bin_header(size), tail
         args = [b"XADD", self.target.encode()]
         if self.trim:
             args += [b"MAXLEN", b"~", b"%d" % self.trim]
         args += [b"*", b"d"]
         head = b"*%d\r\n%b$%d\r\n%b" % (len(args) + (3 if name else 1), bulks(*args), length, array)
-        return head, bin_header(size), tail + (bulks(b"n", name) if name else b"")
+        return head, _bin_header(size), tail + (bulks(b"n", name) if name else b"")
 
 
 def envelope_size(payload_size: int, retry_size: int) -> int:
     """Bytes of the envelope of a new job with an id of ours."""
-    return 2 + _ULID_BYTES + len(bin_header(payload_size)) + payload_size + _CREATED_BYTES + 1 + retry_size
+    return 2 + _ULID_BYTES + len(_bin_header(payload_size)) + payload_size + _CREATED_BYTES + 1 + retry_size
 
 
 def bulks(*args: bytes) -> bytes:
@@ -110,8 +110,7 @@ def bulks(*args: bytes) -> bytes:
     return b"".join(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args)
 
 
-def bin_header(size: int) -> bytes:
-    """What stands before so many bytes of a ``bin``."""
+def _bin_header(size: int) -> bytes:
     if size < 1 << 8:
         return struct.pack(">BB", 0xC4, size)
     if size < 1 << 16:
