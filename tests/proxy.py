@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class Proxy:
         self.connections = 0
         self._target_port = target_port
         self._rules: dict[tuple[str, int], Act] = {}
+        self._watches: list[list[Any]] = []
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._closed = False
@@ -84,10 +85,15 @@ class Proxy:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def on(self, command: str, *, nth: int = 1, act: Act) -> None:
-        """Do that to the ``nth`` command of that name, counted from now; the name ``*`` counts all commands."""
+    def on(self, command: str, *, nth: int = 1, act: Act, having: str = "") -> None:
+        """Do that to the ``nth`` command of that name, counted from now; the name ``*`` counts all commands. With
+        ``having`` only those count in which that text stands, such as a script's hash.
+        """
         with self._lock:
-            self._rules[command.upper(), self.counts[command.upper()] + nth] = act
+            if having:
+                self._watches.append([command.upper(), having.encode(), nth, act])
+            else:
+                self._rules[command.upper(), self.counts[command.upper()] + nth] = act
 
     def refuse(self) -> None:
         """Take no more connections, as if the server were gone; those that are open stay."""
@@ -163,6 +169,13 @@ class Proxy:
         with self._lock:
             self.counts[name] += 1
             self.counts["*"] += 1
+            for watch in self._watches:
+                if watch[0] == name and watch[1] in command:
+                    watch[2] -= 1
+                    if watch[2] == 0:
+                        self._watches.remove(watch)
+                        found: Act = watch[3]
+                        return found
             act = self._rules.pop((name, self.counts[name]), PASS)
             return act if act is not PASS else self._rules.pop(("*", self.counts["*"]), PASS)
 
