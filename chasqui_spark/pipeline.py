@@ -32,8 +32,12 @@ def chosen(cls: type[T], flags: argparse.Namespace, table: str) -> T:
 
 def spark_options(options: Any) -> dict[str, str]:
     """The options that differ from their defaults, as Spark takes them: for ``.options(**...)``."""
-    changed = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) != f.default}
-    return {spell(name, "spark"): _text(value) for name, value in changed.items()}
+    return {spell(name, "spark"): _text(value) for name, value in python_options(options).items()}
+
+
+def python_options(options: Any) -> dict[str, Any]:
+    """The same as keyword arguments, for ``worker(...)``."""
+    return {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) != f.default}
 
 
 def run(main: Callable[[list[str]], int]) -> None:

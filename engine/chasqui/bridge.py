@@ -18,6 +18,7 @@ from chasqui.handlers import BatchHandler, describe, is_async, is_unrecoverable,
 from chasqui.handlers import outcomes as batch_outcomes
 from chasqui.ids import new_ids
 from chasqui.intake import Limits, classify
+from chasqui.loading import load_handler
 from chasqui.options import ConnectionOptions, Settling, build, check, option, spell, table
 from chasqui.outcomes import Outcome, Outcomes, Settled
 from chasqui.payload import PayloadCodec
@@ -110,6 +111,7 @@ __all__ = [
     "is_async",
     "is_unrecoverable",
     "job_columns",
+    "load_handler",
     "marker_ttl_s",
     "name_bytes",
     "new_ids",

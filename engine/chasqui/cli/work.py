@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
-import os
-import sys
 import time
-import traceback
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
 from chasqui.consumer import Consumer
-from chasqui.errors import ConfigError
-from chasqui.handlers import BatchHandler, Router
+from chasqui.loading import load_handler
 from chasqui.metrics import DlqRouted, JobOutcome, RetryScheduled
 from chasqui.options import ConsumerOptions
 from chasqui.sinks import HOOKS, MetricsSink, NoopSink, PrometheusSink, serve
@@ -45,7 +39,7 @@ def declare(commands: Subparsers) -> None:
 
 
 def run(call: Call) -> int:
-    handler = load(call.args.handler)
+    handler = load_handler(call.args.handler)
     options = call.options(ConsumerOptions, "consumer")
     if not call.args.debug:
         logging.getLogger().setLevel(logging.WARNING if call.args.quiet else logging.INFO)
@@ -103,35 +97,3 @@ def _sum_up(call: Call, tally: Tally, seconds: float) -> None:
         call.screen.document(figures | {"seconds": round(seconds, 3)})
     elif not call.args.quiet:
         call.screen.line(", ".join(f"{count} {name}" for name, count in figures.items()) + f" in {seconds:.1f} s")
-
-
-def load(spec: str) -> Any:
-    """The handler of that name; every way in which it cannot be had is the user's to mend, and told in a line."""
-    module_name, colon, path = spec.partition(":")
-    if not colon or not module_name or not path:
-        raise ConfigError(f"expected MODULE:HANDLER, such as mail:send; got {spec!r:.80}")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise ConfigError(f"there is no module {module_name!r:.80} in {here}, nor is one installed") from None
-        raise ConfigError(f"{module_name} needs the module {error.name!r}, which is not installed") from None
-    except Exception as error:  # noqa: BLE001 - the module is the user's, and may fail in any way
-        raise ConfigError(f"{module_name} cannot be imported: {_place(error)}") from None
-    for name in path.split("."):
-        if not hasattr(found, name):
-            raise ConfigError(f"{module_name} has no {path!r:.80}")
-        found = getattr(found, name)
-    if not isinstance(found, Router | BatchHandler) and not callable(found):
-        raise ConfigError(f"{spec} is a {type(found).__name__}; expected a function, a Router or a batch handler")
-    return found
-
-
-def _place(error: BaseException) -> str:
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
-        return said
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{said} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else said

@@ -1,0 +1,63 @@
+"""Work a queue off with Spark: takes what is there, runs a handler on executors, settles every job, and stops.
+
+  spark-submit jobs/drain_queue.py --queue emails --handler shop.mail:send
+  spark-submit --py-files shop.zip jobs/drain_queue.py --queue emails --handler shop.mail:router \\
+      --checkpoint state/drain --max-jobs-per-trigger 20000 --store-results
+
+The handler is what a worker takes: a function of a job, a Router, a @batch function. Retries that fall due after the
+start wait for the next run. Exit code 1 says that there are more dead letters than before.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from pyspark.sql import SparkSession
+
+import chasqui_spark
+from chasqui import Producer
+from chasqui.bridge import load_handler
+from chasqui_spark.options import SourceOptions, connection_of
+from chasqui_spark.pipeline import arguments, chosen, python_options, run
+
+OWN = ("view", "mode", "ack", "payload_schema", "queues", "queue_pattern")
+
+
+def main(argv: list[str]) -> int:
+    parser = arguments(__doc__, SourceOptions, skip=OWN)
+    parser.add_argument("--handler", required=True, metavar="MODULE:NAME", help="what to run for each job")
+    parser.add_argument("--checkpoint", metavar="DIR", help="where the query remembers what it has taken")
+    flags = parser.parse_args(argv)
+    options = chosen(SourceOptions, flags, "source")
+    handler = load_handler(flags.handler)
+    spark = SparkSession.builder.appName(f"drain {options.queue}").getOrCreate()
+    with Producer(connection_of(options).url, queue=options.queue or "") as producer:
+        before = producer.stats(group=options.group)
+        query = chasqui_spark.worker(
+            spark,
+            handler=handler,
+            checkpoint=flags.checkpoint,
+            trigger={"availableNow": True},
+            **python_options(options),
+        )
+        started, done = time.monotonic(), 0
+        while query.isActive:
+            query.awaitTermination(2)
+            done = sum(progress.numInputRows for progress in query.recentProgress)
+            stats = producer.stats(group=options.group)
+            rate = done / (time.monotonic() - started)
+            left = stats.waiting + stats.pending
+            eta = f"{left / rate:,.0f} s" if rate else "unknown"
+            print(f"{done:,} done, {rate:,.0f}/s, {left:,} left, ETA {eta}", file=sys.stderr)
+        after = producer.stats(group=options.group)
+    failed = after.dlq - before.dlq
+    print(
+        f"worked on {done:,} jobs in {time.monotonic() - started:,.1f} s: {failed:,} new dead letters, "
+        f"{after.delayed:,} delayed, {after.waiting:,} waiting"
+    )
+    return 1 if failed > 0 else 0
+
+
+if __name__ == "__main__":
+    run(main)
