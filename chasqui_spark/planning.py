@@ -186,7 +186,7 @@ def cuts_by_guessing(after: str, upto: str, parts: int) -> Guesses:
                     pieces += [before] if before is not None else []
             pieces += [rest] if rest is not None else []
         total = sum(piece.most for piece in pieces)
-        heavy = [p for p in pieces if not p.single and p.most > total / (2 * parts)]
+        heavy = [p for p in pieces if not p.single and p.most > 0.75 * total / parts]
         combs = [(piece, _TEETH) for piece in sorted(heavy, key=lambda piece: -piece.most)]
     pieces.sort(key=lambda piece: piece.first)
     return _quantiles(pieces, parts)

@@ -29,7 +29,7 @@ local function look(back, from, to)
   -- A whole window inside one millisecond: ids there are numbered, so its other end tells how many there are. A few
   -- milliseconds are taken together, because bulks come and pause at that pace.
   local count, from = 0, near
-  for _ = 1, 4 do
+  for _ = 1, 2 do
     local edge = back and ms(from) .. '-0' or ms(from) .. '-18446744073709551615'
     local outermost = range(not back, edge, from, 1)[1]
     far = outermost and outermost[1] or from
@@ -43,7 +43,9 @@ end
 
 local answer = {}
 for i = 3, #ARGV do
-  local before, before_from, before_count = look(true, '(' .. ARGV[i], first)
+  local before, before_from, before_count = '', '', 0
+  -- Not before the range: looking back from where no entry is before walks the whole stream, in every server.
+  if ARGV[i] ~= first then before, before_from, before_count = look(true, '(' .. ARGV[i], first) end
   local at, at_to, at_count = look(false, ARGV[i], last)
   answer[#answer + 1] = { before, before_from, before_count, at, at_to, at_count }
 end
