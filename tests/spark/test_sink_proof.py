@@ -18,6 +18,9 @@ from tests.spark.sink_process import start
 from tests.spark.sink_tools import SparkProcess, add_rows, all_of, expected, kill_tree
 from tests.support import eventually
 
+# Two starts of Spark a test: seconds on a quiet machine, but not on one that is busy with other tests.
+pytestmark = pytest.mark.timeout(400)
+
 ROWS = 6000
 
 # Where the batch is, by the command that it sends next, and by which of them. A commit calls scripts in this order:
