@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -14,8 +13,6 @@ from chasqui.protocol.keys import Keys, checked_queue
 from chasqui.protocol.reading import BEGINNING, Id, PendingEntry, Position, Sample, Walk, WrongKeyType
 from chasqui.redis_io import Link
 from chasqui.repeat import RepeatableMeta
-
-log = logging.getLogger("chasqui.reader")
 
 # A page is what lies in memory at a time: so many entries at most, and about so many bytes.
 PAGE_ENTRIES = 4000
