@@ -8,7 +8,7 @@ from typing import Any, Self
 from chasqui.job import Stats
 from chasqui.options import ConnectionOptions
 from chasqui.protocol import observe, reading, schedule
-from chasqui.protocol.flow import Flow, Refusal
+from chasqui.protocol.flow import Refusal
 from chasqui.protocol.keys import Keys, checked_queue
 from chasqui.protocol.reading import BEGINNING, Id, PendingEntry, Position, Sample, Walk, WrongKeyType
 from chasqui.redis_io import Link
@@ -178,10 +178,6 @@ class Reader:
                 ]
 
     # --- Inside ---
-
-    def run(self, flow: Flow[Any]) -> Any:
-        """Drive a flow of the engine on this reader's connections."""
-        return self._link.run(flow)
 
     def _of(self, queue: str) -> Keys:
         found = self._keys.get(queue)
