@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import producer, report, spark_sink, spark_source, worker
+from benchmarks import producer, report, spark_consume, spark_sink, spark_source, worker
 from benchmarks.harness import Row, machine, save, show
 
-ROWS = {**producer.ROWS, **worker.ROWS, **spark_sink.ROWS, **spark_source.ROWS}
+ROWS = {**producer.ROWS, **worker.ROWS, **spark_sink.ROWS, **spark_source.ROWS, **spark_consume.ROWS}
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ import redis
 from chasqui import Producer
 from chasqui.embedded import EmbeddedServer, start
 from tests.conftest import server_binaries
+from tests.spark.conftest import spark  # noqa: F401 (the same session for mixed fleets with Spark)
 from tests.support import eventually
 
 SCRIPT = str(Path(__file__).with_name("native_worker.py"))

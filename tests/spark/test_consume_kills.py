@@ -18,6 +18,7 @@ from tests.proxy import Act, Proxy
 from tests.spark.consume_tools import Seen, add, consume, drained, driver, pending, processed, waiting
 from tests.support import eventually
 
+pytestmark = pytest.mark.timeout(300)  # each starts a driver of its own, also on a machine that is busy
 JOBS = 30
 BATCH = "10"
 
