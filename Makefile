@@ -20,7 +20,7 @@ SPARK_WORKERS ?= 2
 help:
 	@echo "make check   format check, lint, types, docs"
 	@echo "make test    all tests, against every server found (TESTS=path, ARGS='-k name' to choose)"
-	@echo "make demo    a minute with the engine: embedded server, 10,000 jobs"
+	@echo "make demo    the whole product in a minute: private server, Spark, workers, a kill, a report"
 	@echo "make bench   measured rates beside their floors (ROWS=a,b to choose)"
 	@echo "make docs    write docs/options.md from the declarations"
 	@echo "make format  rewrite the sources in house format"
@@ -70,8 +70,8 @@ test-engine: $(STAMP)
 test-spark: $(STAMP) java
 	$(BIN)/python -m pytest -n $(SPARK_WORKERS) --dist worksteal $(SPARK_TESTS) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
 
-demo: $(STAMP)
-	$(BIN)/python -m benchmarks.first_steps
+demo: $(STAMP) java
+	SPARK_CONF_DIR=$(CURDIR)/conf $(BIN)/python jobs/demo.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS))

@@ -19,7 +19,7 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
-from demo_report import Figures, page
+from demo_report import figures_of, page
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from rich.console import Console
@@ -30,7 +30,6 @@ from chasqui import Producer, QueueEvents, embedded
 
 QUEUE = "orders"
 FILES = 20
-PAYLOAD = "order BIGINT, customer STRING, amount DOUBLE, score DOUBLE"
 
 
 def scored(orders: DataFrame) -> DataFrame:
@@ -91,44 +90,6 @@ class Watch:
         return shown
 
 
-def figures_of(spark: SparkSession, url: str, orders: int) -> Figures:
-    """What happened, by SQL over the queue's own views."""
-
-    def view(name: str, schema: str = "") -> DataFrame:
-        reader = spark.read.format("chasqui").option("url", url).option("queue", QUEUE).option("view", name)
-        return (reader.option("payloadSchema", schema) if schema else reader).load()
-
-    events = view("events").select("id", "name", "event", "attempt", f.unix_millis("created_at").alias("at")).cache()
-    results = view("results", "order BIGINT, created_at_ms BIGINT").selectExpr("id", "result.*").cache()
-    letters = view("dlq", PAYLOAD).selectExpr("id", "name", "payload.order").cache()
-    jobs_of = results.select("order").union(letters.select("order")).groupBy("order").count().cache()
-    ended = events.where("event = 'completed'").groupBy("id").agg(f.min("at").alias("at"), f.count("*").alias("runs"))
-    joined = results.join(ended, "id").select(f.col("created_at_ms").alias("born"), "at", "runs").cache()
-    first = joined.agg(f.min("born")).first()[0]
-    per_second = (
-        joined.selectExpr(f"stack(2, (born - {first}) DIV 1000, 1, 0, (at - {first}) DIV 1000, 0, 1) AS (s, a, b)")
-        .groupBy("s")
-        .agg(f.sum("a"), f.sum("b"))
-        .orderBy("s")
-    )
-    last = events.where("event = 'completed'").groupBy("id", "name").agg(f.max("attempt").alias("attempt"))
-    done = last.groupBy("name").agg(f.sum(f.expr("int(attempt = 1)")), f.sum(f.expr("int(attempt > 1)"))).collect()
-    dead = {row[0]: row[1] for row in letters.groupBy("name").count().collect()}
-    return Figures(
-        enqueued=jobs_of.agg(f.sum("count")).first()[0],
-        completed=results.count(),
-        retried=events.where("event = 'retry-scheduled'").count(),
-        dead=letters.count(),
-        lost=orders - jobs_of.count(),
-        doubled=jobs_of.where("count > 1").count(),
-        run_again=joined.where("runs > 1").count(),
-        seconds=joined.agg((f.max("at") - f.min("born")) / 1000).first()[0],
-        latency_ms=[row[0] for row in joined.selectExpr("double(at - born)").collect()],
-        per_second=[tuple(row) for row in per_second.collect()],
-        outcomes=sorted((row[0], row[1], row[2], dead.get(row[0], 0)) for row in done),
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=20_000, help=f"how many (default: 20000), a multiple of {FILES}")
@@ -138,12 +99,18 @@ def main() -> int:
     flags = parser.parse_args()
     console = Console()
     console.print("starting Spark and a private server ..." if not flags.url else "starting Spark ...")
-    spark = SparkSession.builder.appName("chasqui demo").master("local[2]").getOrCreate()
+    builder = SparkSession.builder.appName("chasqui demo").master("local[2]").config("spark.ui.enabled", "false")
+    spark = (
+        builder.config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
     with nullcontext() if flags.url else embedded.start() as server, tempfile.TemporaryDirectory() as temporary:
         url, folder = flags.url or server.url, Path(temporary)
         (folder / "orders").mkdir()
         start_worker = [sys.executable, str(Path(__file__).with_name("demo_worker.py")), url, QUEUE]
-        workers = [subprocess.Popen(start_worker) for _ in range(2)]
+        workers = [subprocess.Popen(start_worker, stdin=subprocess.PIPE) for _ in range(2)]
         arriving = threading.Thread(target=write_orders, args=(folder, flags.orders, flags.seconds))
         arriving.start()
         query, watch, producer = start_query(spark, folder, url), Watch(url), Producer(url, queue=QUEUE)
@@ -154,17 +121,17 @@ def main() -> int:
                     live.update(watch.table(producer, flags.orders, note))
                     if step == 0 and ended > flags.orders // 4:
                         workers.pop(0).kill()
-                        workers.append(subprocess.Popen(start_worker))
+                        workers.append(subprocess.Popen(start_worker, stdin=subprocess.PIPE))
                         note, step = "a worker was killed; another took its place", 1
                     elif step == 1 and ended > flags.orders // 2:
                         query.stop()
                         query = start_query(spark, folder, url)
                         note, step = "the streaming query was stopped and started again from its checkpoint", 2
-                    if query.exception() or time.monotonic() - started > 100:
+                    if query.exception() or time.monotonic() - started > 180:
                         raise SystemExit(f"the demo did not end: {query.exception() or watch.seen}")
                     time.sleep(0.2)
             query.processAllAvailable()
-            figures = figures_of(spark, url, flags.orders)
+            figures = figures_of(spark, url, QUEUE, flags.orders)
         finally:
             query.stop()
             producer.close()

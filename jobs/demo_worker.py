@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 
 from chasqui import Consumer, Router, UnrecoverableError
 
@@ -38,6 +39,9 @@ HANDLERS = Router().on("invoice", invoice).on("fraud-check", fraud_check).on("sh
 
 if __name__ == "__main__":
     url, queue = sys.argv[1:]
-    Consumer(
+    consumer = Consumer(
         url, queue=queue, concurrency=40, claim_min_idle_ms=3_000, store_results=True, events_max_stream_len=10_000_000
-    ).run_sync(HANDLERS)
+    )
+    # The demo holds the other end: when it is gone, killed or not, so are its workers.
+    threading.Thread(target=lambda: (sys.stdin.read(), consumer.stop()), daemon=True).start()
+    consumer.run_sync(HANDLERS)

@@ -42,7 +42,7 @@ def submit(job: str, *arguments: str, expect: int = 0, **environment: str) -> st
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     assert done.returncode == expect, done.stdout[-3000:] + done.stderr[-5000:]
     return done.stdout + done.stderr
@@ -173,6 +173,25 @@ def test_a_queue_is_drained_and_dead_letters_make_it_fail(one_url: str, one_queu
         assert "1 new dead letters" in submit("drain_queue.py", *run, **paths, expect=1)
         stats = producer.stats()
     assert (stats.waiting, stats.pending, stats.dlq) == (0, 0, 1)
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+
+    told = submit("demo.py", "--orders", "2000", "--seconds", "4", "--report", str(report))
+
+    figures = {
+        row[0].strip(): row[1].strip() for line in told.splitlines() if len(row := line.split("\u2502")[1:3]) == 2
+    }
+    assert figures["orders enqueued by Spark"] == "2,000"
+    assert int(figures["completed"].replace(",", "")) + int(figures["dead letters"]) == 2000
+    assert (figures["lost"], figures["doubled"]) == ("0", "0")
+    assert int(figures["retried"]) > 0
+    page = report.read_text()
+    assert page.count("<svg") == 3
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
