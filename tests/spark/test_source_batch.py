@@ -323,10 +323,11 @@ READS = {
 
 
 @contextmanager
-def monitored(client: redis.Redis, mark: str) -> Iterator[set[str]]:
+def monitored(url: str, mark: str) -> Iterator[set[str]]:
     """The names of all commands that the server gets while the block lasts."""
     seen: set[str] = set()
-    with client.monitor() as monitor:
+    # Without a time-out: a server that nobody asks anything tells nothing for as long as Spark takes to start a task.
+    with redis.Redis.from_url(url, protocol=2, socket_timeout=None) as client, client.monitor() as monitor:
 
         def listen() -> None:
             for told in monitor.listen():
@@ -351,7 +352,7 @@ def test_observing_sends_read_commands_only(spark: SparkSession, url: str, queue
     before = client.dump(Keys(queue).stream)
     options: dict[str, Any] = {"queue": queue, "minPartitions": 2}
 
-    with monitored(client, f"end-{queue}") as seen:
+    with monitored(url, f"end-{queue}") as seen:
         for view in ("jobs", "events", "dlq", "pending", "delayed", "repeatable", "results", "stats"):
             batch(spark, url, **options, view=view).collect()
         batch(spark, url, **options, jobsPerPartition=7).collect()
