@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from chasqui import __version__
+from chasqui import __version__, embedded
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -141,3 +141,22 @@ def test_the_installed_command_adds_and_inspects_without_spark(clean_python: Pat
     told = json.loads(run(command, "inspect", queue, "--url", url, "--json", cwd=clean_python.parent))
 
     assert told["waiting"] == 1
+
+
+def test_spark_finds_the_format_of_the_installed_wheel_without_registration(wheel: Path, tmp_path: Path) -> None:
+    """From a folder that is not the checkout: an editable install would hide the module from Spark's search."""
+    pytest.importorskip("pyspark")
+    home = tmp_path / "packages"
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", home, wheel, cwd=tmp_path)
+    script = f"""
+import os, sys
+os.environ["PYTHONPATH"] = {str(home)!r}
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+sys.path.insert(0, {str(home)!r})
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print(spark.read.format("chasqui").option("url", sys.argv[1]).option("queue", "none").load().columns)
+"""
+    with embedded.start() as server:
+        assert "'entry_id', 'id', 'name', 'payload'" in run(sys.executable, "-c", script, server.url, cwd=tmp_path)
