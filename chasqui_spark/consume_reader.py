@@ -88,8 +88,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looked_at: float | None = None
         self._targets: dict[str, str] | None = None
         self._settled: dict[str, int] = {}
-        self._planned: set[str] = set()
-        self._committed: set[str] = set()
+        self._planned = self._committed = ""
         self._turn = 0
         self._figures: tuple[float, dict[str, Any]] | None = None
 
@@ -141,7 +140,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The jobs between two offsets. After a crash Spark asks for a logged batch without ``latestOffset`` before."""
         begin = _text(start)
-        if begin in self._planned and begin not in self._committed:
+        if begin == self._planned != self._committed:
             raise ConfigError(
                 "Spark plans a batch before it has committed the one before (asyncProgressTrackingEnabled): "
                 "mode=consume settles jobs by that commit and cannot work so; leave the option out"
@@ -156,13 +155,13 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for (queue, number), sizes in planned.items():
             self._stand_by(queue)
             found += [BatchPartition(queue, str(last.sid), number, some) for some in cut(sizes, each)]
-        self._planned.add(_text(end))
+        self._planned = _text(end)
         return found
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has committed up to here. It tells with the next batch only, so this is the last of three places."""
         offset = parse(end)
-        self._committed.add(_text(end))
+        self._committed = _text(end)
         if offset.sid is not None:
             self._settle(self._joined(offset.sid), offset)
 

@@ -84,7 +84,7 @@ class Claims:
         self._ttl_ms, self._max_runs, self._label = lease_ttl_ms, max_batch_runs, label
         self._link = Link(connection)
         self._holder = uuid.uuid4().hex
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
         self._tokens: dict[str, int] = {}
         self._in_flight: set[tuple[str, int]] = set()
         self._mine: set[tuple[str, int]] = set()  # taken by this process: as fresh as it gets
@@ -280,7 +280,8 @@ class Claims:
         """Spark has committed this batch."""
         settle(self._link, queue, self._sid, seq, self._terms)
         with self._lock:
-            self._in_flight.discard((queue, seq))
+            for known in (self._in_flight, self._mine, self._planned):
+                known.discard((queue, seq))
 
     def leave(self, grace_s: float) -> int:
         """The query was stopped: give back what it had taken and not committed; how many jobs that was.
@@ -293,7 +294,8 @@ class Claims:
         self._stop.set()
         with self._lock:
             tokens, left = dict(self._tokens), set(self._in_flight)
-        link = Link(replace(self._connection, reconnect_attempts=0))  # whatever held the other one may be interrupted
+        # A link of its own: whatever held the other one may have been interrupted. And quick: this process is ending.
+        link = Link(replace(self._connection, reconnect_attempts=0, connect_timeout_ms=1000, socket_timeout_ms=2000))
         for queue, token in tokens.items():
             link.run(self._place(queue).keep(token, 0))
         released = 0
