@@ -74,7 +74,7 @@ def test_a_commit_that_outlives_its_killed_jvm_does_not_double_the_next_run(
     with Proxy(server.port) as proxy, SparkProcess(**about, url=proxy.url) as process:
         proxy.on("EVALSHA", nth=5, act=Act(before=lambda: os.kill(process.pid, signal.SIGKILL)))
         process.go()
-        eventually(lambda: proxy.counts["EVALSHA"] >= 5, within=30)
+        eventually(lambda: proxy.counts["EVALSHA"] >= 5, within=200)
         query = start(spark, {**about, "url": server.url})
         query.awaitTermination()  # type: ignore[attr-defined]
 
