@@ -48,6 +48,8 @@ class Standing:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(within_s)
+        elif self._thread.ident is None:
+            self._loop.close()
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._until_stop())
