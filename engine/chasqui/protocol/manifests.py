@@ -250,7 +250,7 @@ def entries(keys: Keys, items: Sequence[Item], max_bytes: int = SCRIPT_BYTES) ->
         for entry_id, flat in records:
             if entry_id in before:
                 found.append((entry_id, flat, before[entry_id]))
-                size += sum(len(part) for part in flat) if isinstance(flat, list) else 0
+                size += len(flat[1]) if len(flat) in (2, 4) else sum(len(part) for part in flat)
         covered += len(chunk)
         if found:
             page = max(1, min(SCRIPT_ENTRIES, (max_bytes - size) * len(found) // max(1, size)))
