@@ -1,4 +1,7 @@
-"""Writes docs/options.md and conf/chasqui.toml from the declarations: ``make docs``. A test fails when one is stale."""
+"""``make docs``: writes docs/options.md, conf/chasqui.toml and the tables of README.md from the declarations.
+
+A test fails when one of them is stale.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from chasqui.options import (
     ProducerOptions,
     PromoterOptions,
     SchedulerOptions,
+    Settling,
     described,
     table,
     toml,
 )
-from chasqui_spark.options import SinkOptions, SourceOptions
+from chasqui_spark.options import ReplayOptions, SettleOptions, SinkOptions, SourceOptions
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- options -->\n", "<!-- /options -->"
 
 ROLES = {
     "Producer and AsyncProducer": ProducerOptions,
@@ -22,17 +29,35 @@ ROLES = {
     "Promoter": PromoterOptions,
     "Scheduler": SchedulerOptions,
 }
+SPARK = {
+    "Spark: reading": SourceOptions,
+    "Spark: writing": SinkOptions,
+    "Spark: settling outcomes": SettleOptions,
+    "Spark: replaying dead letters": ReplayOptions,
+}
 HEAD = """# Options
 
-Made from the declarations in `engine/chasqui/options.py` by `make docs`. Options are keyword arguments:
-`Producer(url, queue="emails", max_stream_len=100_000)`. The same option is `maxStreamLen` for Spark,
+Made from the declarations in `engine/chasqui/options.py` and `chasqui_spark/options.py` by `make docs`. The engine's are
+keyword arguments: `Producer(url, queue="emails", max_stream_len=100_000)`. The same option is `maxStreamLen` for Spark,
 `--max-stream-len` on a command line, `CHASQUI_MAX_STREAM_LEN` in the environment and `max_stream_len` in TOML.
 Durations take milliseconds, a `timedelta`, or text such as `500ms`, `30s`, `24h`.
 """
 
 
 def text() -> str:
-    return HEAD + "".join(f"\n## {title}\n\n{table(cls)}\n" for title, cls in ROLES.items())
+    engine = "".join(f"\n## {title}\n\n{table(cls)}\n" for title, cls in ROLES.items())
+    return HEAD + engine + "".join(f"\n## {title}\n\n{table(cls, 'spark')}\n" for title, cls in SPARK.items())
+
+
+def readme(now: str) -> str:
+    """The README with its option tables replaced: those of Spark, without what only says how to connect."""
+    shared = {name for name, *_ in described(ConnectionOptions)} - {"url"}
+    shared_settling = {name for name, *_ in described(Settling)} - {"group", "max_attempts", "claim_min_idle_ms"}
+    reading = table(SourceOptions, "spark", skip=shared | shared_settling)
+    writing = table(SinkOptions, "spark", skip=shared)
+    before, _, rest = now.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}Reading:\n\n{reading}\n\nWriting:\n\n{writing}\n{END}{after}"
 
 
 TABLES = {
@@ -64,5 +89,6 @@ def conf_text() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).parents[1].joinpath("conf", "chasqui.toml").write_text(conf_text())
-    Path(__file__).with_name("options.md").write_text(text())
+    (ROOT / "conf" / "chasqui.toml").write_text(conf_text())
+    (ROOT / "docs" / "options.md").write_text(text())
+    (ROOT / "README.md").write_text(readme((ROOT / "README.md").read_text()))

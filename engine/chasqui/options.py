@@ -125,14 +125,13 @@ def from_environment(cls: type[Options], environ: Mapping[str, str]) -> dict[str
     return {names[key]: value for key, value in environ.items() if key in names}
 
 
-def table(cls: type[Any], spelling: Spelling = "python") -> str:
+def table(cls: type[Any], spelling: Spelling = "python", skip: Collection[str] = ()) -> str:
     """The options as a Markdown table: README and docs are printed from here, and a test keeps them fresh."""
     rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-    for field in _fields(cls):
-        rule: Rule = field.metadata["rule"]
-        default = f"`{plain_default(field.default, rule)}`".replace("``", "")
+    for name, rule, _, value in described(cls, skip):
+        default = f"`{plain_default(value, rule)}`".replace("``", "")
         choices = f" One of {', '.join(f'`{c}`' for c in rule.choices)}." if rule.choices else ""
-        rows.append(f"| `{spell(field.name, spelling)}` | {default} | {rule.help}{choices} |")
+        rows.append(f"| `{spell(name, spelling)}` | {default} | {rule.help}{choices} |")
     return "\n".join(rows)
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import chasqui
 from benchmarks import report
-from docs.generate import text
+from docs.generate import readme, text
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_option_tables_are_those_of_the_declarations() -> None:
     assert (DOCS / "options.md").read_text() == text(), "stale: run make docs"
+    now = (DOCS.parent / "README.md").read_text()
+    assert now == readme(now), "stale: run make docs"
 
 
 def test_every_producer_call_in_the_api_map_exists() -> None:
