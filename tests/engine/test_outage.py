@@ -18,8 +18,6 @@ from tests.engine.worker_tools import Gate, Running, dead_letters, nothing_left,
 from tests.support import eventually
 
 StartLike = Callable[..., EmbeddedServer]
-DURABLE = KEEPS_DATA | {"appendfsync": "always"}
-
 # As in production, except for the wait of reads: the tests of others may shorten the waits between tries, these not.
 AS_SHIPPED: dict[str, Any] = {"reconnect_initial_ms": 100, "reconnect_max_ms": 1_000, "run_scheduler": True}
 
@@ -44,7 +42,7 @@ def restarted(server: EmbeddedServer) -> float:
 def test_work_resumes_within_two_seconds_of_the_servers_return_and_nothing_is_lost(
     start_like: StartLike, queue: str, away_s: float
 ) -> None:
-    server = start_like(config=DURABLE)
+    server = start_like(config=KEEPS_DATA)
     seen: list[int] = []
     with (
         redis.Redis.from_url(server.url, protocol=2) as client,
@@ -69,7 +67,7 @@ def test_work_resumes_within_two_seconds_of_the_servers_return_and_nothing_is_lo
 
 
 def test_jobs_that_run_while_the_server_is_restarted_are_done_once(start_like: StartLike, queue: str) -> None:
-    server = start_like(config=DURABLE)
+    server = start_like(config=KEEPS_DATA)
     gate = Gate()
     with (
         redis.Redis.from_url(server.url, protocol=2) as client,
@@ -93,7 +91,7 @@ def test_jobs_that_run_while_the_server_is_restarted_are_done_once(start_like: S
 def test_an_outcome_of_the_outage_is_written_when_the_server_is_back(
     start_like: StartLike, queue: str, outcome: str
 ) -> None:
-    server = start_like(config=DURABLE)
+    server = start_like(config=KEEPS_DATA)
     gate = Gate()
 
     async def handler(job: Any) -> None:
@@ -118,7 +116,7 @@ def test_an_outcome_of_the_outage_is_written_when_the_server_is_back(
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(start_like: StartLike, queue: str) -> None:
-    server = start_like(config=DURABLE)
+    server = start_like(config=KEEPS_DATA)
     seen: list[int] = []
     server.kill()
     with working(server.url, queue, lambda job: seen.append(job.payload), **AS_SHIPPED) as worker:
