@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from chasqui.bridge import Position, WrongKeyType, id_parts
+from chasqui import WrongKeyType
+from chasqui.bridge import Position, id_parts
 from chasqui_spark.listings import listed
 from chasqui_spark.offsets import check_start, end_of, resolved, start_of
 from chasqui_spark.options import STREAMED_VIEWS, SourceOptions

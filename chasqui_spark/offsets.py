@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from chasqui import ChasquiError, OptionError
-from chasqui.bridge import Position, WrongKeyType, id_parts, id_text, predecessor
+from chasqui import ChasquiError, OptionError, WrongKeyType
+from chasqui.bridge import Position, id_parts, id_text, predecessor
 from chasqui_spark.options import SourceOptions
 
 VERSION = 1
@@ -31,12 +31,6 @@ EARLIEST, LATEST = "earliest", "latest"
 
 _ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
 _U64 = 2**64 - 1
-
-
-class DataLoss(ChasquiError):
-    """Entries that the query had yet to read are gone."""
-
-    code = "CMQ-320"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from chasqui import OptionError
-from chasqui.bridge import ConnectionOptions, Reader, WrongKeyType, checked_queue, spell
+from chasqui import OptionError, WrongKeyType
+from chasqui.bridge import ConnectionOptions, Reader, checked_queue, spell
 from chasqui_spark.options import SourceOptions, connection_of
 
 _pool: dict[ConnectionOptions, Reader] = {}

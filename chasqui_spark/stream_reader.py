@@ -21,12 +21,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from chasqui import ChasquiError
-from chasqui.bridge import Position, Reader, Walk, WrongKeyType, id_parts
+from chasqui import ChasquiError, DataLoss, WrongKeyType
+from chasqui.bridge import Position, Reader, Walk, id_parts
 from chasqui_spark.offsets import (
     BEGINNING,
     LATEST,
-    DataLoss,
     Found,
     Mark,
     Offset,

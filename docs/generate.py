@@ -37,9 +37,9 @@ SPARK = {
 }
 HEAD = """# Options
 
-Made from the declarations in `engine/chasqui/options.py` and `chasqui_spark/options.py` by `make docs`. Those of the engine
-are arguments: `Producer(url, queue="emails", max_stream_len=100_000)`. The same option is `maxStreamLen` for Spark,
-`--max-stream-len` on a command line, `CHASQUI_MAX_STREAM_LEN` in the environment and `max_stream_len` in TOML.
+Made from the declarations in `engine/chasqui/options.py` and `chasqui_spark/options.py` by `make docs`. Those of the
+engine are arguments: `Producer(url, queue="emails", max_stream_len=100_000)`. The same option is `maxStreamLen` for
+Spark, `--max-stream-len` on a command line, `CHASQUI_MAX_STREAM_LEN` in the environment and `max_stream_len` in TOML.
 Durations take milliseconds, a `timedelta`, or text such as `500ms`, `30s`, `24h`.
 """
 

@@ -14,6 +14,7 @@ from chasqui.errors import (
     ConfigError,
     ConnectionLost,
     CronError,
+    DataLoss,
     DecodeError,
     EmbeddedServerError,
     HandlerError,
@@ -31,6 +32,7 @@ from chasqui.errors import (
     ServerError,
     StageExpired,
     UnrecoverableError,
+    WrongKeyType,
 )
 from chasqui.handlers import Router, batch
 from chasqui.job import Backoff, DelayedJob, DlqEntry, Job, NewJob, Overview, RetryOverride, Stats, WorkerSeen
@@ -57,6 +59,7 @@ __all__ = [
     "Consumer",
     "ConsumerOptions",
     "CronError",
+    "DataLoss",
     "DecodeError",
     "DelayedJob",
     "DlqEntry",
@@ -105,6 +108,7 @@ __all__ = [
     "Stats",
     "UnrecoverableError",
     "WorkerSeen",
+    "WrongKeyType",
     "__version__",
     "batch",
     "embedded",

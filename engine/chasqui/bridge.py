@@ -13,7 +13,6 @@ from chasqui.batch_jobs import BatchJobs, Piece
 from chasqui.claims import Claims, Planned, SettleTerms, tell_ended
 from chasqui.claims import settle as settle_batch
 from chasqui.direct import DirectWriter
-from chasqui.errors import CheckpointInUse, LedgerAhead, LedgerBroken, StageExpired
 from chasqui.handlers import BatchHandler, describe, is_async, is_unrecoverable, reason_of
 from chasqui.handlers import outcomes as batch_outcomes
 from chasqui.ids import new_ids
@@ -33,7 +32,6 @@ from chasqui.protocol.reading import (
     Position,
     Sample,
     Walk,
-    WrongKeyType,
     id_parts,
     id_text,
     predecessor,
@@ -54,7 +52,6 @@ __all__ = [
     "Address",
     "BatchHandler",
     "BatchJobs",
-    "CheckpointInUse",
     "Claims",
     "ConnectionOptions",
     "Dead",
@@ -64,8 +61,6 @@ __all__ = [
     "JobColumns",
     "Jobs",
     "Ledger",
-    "LedgerAhead",
-    "LedgerBroken",
     "LedgerRow",
     "Limits",
     "Link",
@@ -85,14 +80,12 @@ __all__ = [
     "SettleTerms",
     "Settled",
     "Settling",
-    "StageExpired",
     "Staged",
     "Stager",
     "Standing",
     "Terms",
     "Transactions",
     "Walk",
-    "WrongKeyType",
     "add_arguments",
     "asked_ms",
     "batch_outcomes",

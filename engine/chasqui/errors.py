@@ -13,6 +13,7 @@
     │   ├── ReadOnlyServer                CMQ-001  we talk to a replica
     │   ├── OutOfMemory                   CMQ-001  maxmemory reached
     │   └── ServerError                   CMQ-001  any other error reply
+    │       └── WrongKeyType              CMQ-001  under the name of a queue stands something that is none
     ├── QueueFull                         CMQ-301  max_stream_len reached; nothing was added
     ├── BulkInterrupted                   CMQ-302  part of a bulk was acknowledged; says which
     ├── EmbeddedServerError               CMQ-303  the embedded server could not be started
@@ -20,6 +21,7 @@
     ├── LedgerAhead                       CMQ-305  the ledger knows a higher version than the one being written
     ├── LedgerBroken                      CMQ-306  the server has lost rows or a ledger that it had confirmed
     ├── CheckpointInUse                   CMQ-307  another driver runs the same checkpoint, or took it over
+    ├── DataLoss                          CMQ-308  entries that a reader had yet to see are gone
     ├── ResultTimeout (also TimeoutError) CMQ-102  wait_for_result ran out of time
     └── HandlerError                      CMQ-010  raised by handlers to steer the outcome
         ├── UnrecoverableError            CMQ-011  do not retry: dead letter now
@@ -127,6 +129,10 @@ class ServerError(RedisError):
     """Any other error reply of the server."""
 
 
+class WrongKeyType(ServerError):
+    """Under the name of a queue stands something that is none."""
+
+
 class QueueFull(ChasquiError):
     """The stream holds ``max_stream_len`` jobs; nothing of this call was added, unless it says so."""
 
@@ -179,6 +185,12 @@ class CheckpointInUse(ChasquiError):
     """Another driver takes jobs for the same checkpoint, or has taken it over while this one was silent."""
 
     code = "CMQ-307"
+
+
+class DataLoss(ChasquiError):
+    """Entries that a query had yet to read are gone."""
+
+    code = "CMQ-308"
 
 
 class ResultTimeout(ChasquiError, TimeoutError):

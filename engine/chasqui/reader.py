@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
+from chasqui.errors import WrongKeyType
 from chasqui.job import Stats
 from chasqui.options import ConnectionOptions
 from chasqui.protocol import observe, reading, schedule
 from chasqui.protocol.flow import Refusal
 from chasqui.protocol.keys import Keys, checked_queue
-from chasqui.protocol.reading import BEGINNING, Id, PendingEntry, Position, Sample, Walk, WrongKeyType
+from chasqui.protocol.reading import BEGINNING, Id, PendingEntry, Position, Sample, Walk
 from chasqui.redis_io import Link
 from chasqui.repeat import RepeatableMeta
 

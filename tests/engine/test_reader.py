@@ -8,8 +8,8 @@ import msgpack
 import pytest
 import redis
 
-from chasqui import Producer, ServerError, embedded
-from chasqui.bridge import ConnectionOptions, Reader, WrongKeyType, delayed_columns, job_columns
+from chasqui import Producer, ServerError, WrongKeyType, embedded
+from chasqui.bridge import ConnectionOptions, Reader, delayed_columns, job_columns
 from chasqui.protocol.columns import one_by_one
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import fields

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chasqui import ChasquiError, OptionError
-from chasqui.bridge import Position, WrongKeyType
+from chasqui import ChasquiError, OptionError, WrongKeyType
+from chasqui.bridge import Position
 from chasqui_spark.offsets import (
     Found,
     Mark,

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from chasqui.errors import ServerError
 from chasqui.protocol.flow import Arg, Batch, Command, Flow, Refusal, call_script, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import number, plain
@@ -75,10 +74,6 @@ class PendingEntry:
     consumer: str
     idle_ms: int
     deliveries: int
-
-
-class WrongKeyType(ServerError):
-    """Under the name of a queue stands something that is none."""
 
 
 def id_parts(entry_id: str) -> Id:
