@@ -73,7 +73,7 @@ test-spark: $(STAMP) java
 demo: $(STAMP) java
 	SPARK_CONF_DIR=$(CURDIR)/conf $(BIN)/python jobs/demo.py
 
-bench: $(STAMP)
+bench: $(STAMP) java
 	$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS))
 
 docs: $(STAMP)
