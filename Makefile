@@ -67,6 +67,8 @@ endif
 test-engine: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) $(addprefix --ignore=,$(SPARK_TESTS)) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
 
+# Short-lived Java machines: compiling quickly and collecting on one thread leaves the cores to the tests.
+test-spark: export JAVA_TOOL_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto
 test-spark: $(STAMP) java
 	$(BIN)/python -m pytest -n $(SPARK_WORKERS) --dist worksteal $(SPARK_TESTS) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
 
