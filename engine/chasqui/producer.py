@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 import msgpack
 
 from chasqui.errors import ConfigError, PayloadError, ResultTimeout
-from chasqui.ids import new_ids
+from chasqui.ids import NewIds, new_ids
 from chasqui.job import DelayedJob, DlqEntry, NewJob, Overview, RetryOverride, Stats
 from chasqui.options import ProducerOptions, build
 from chasqui.payload import PayloadCodec, too_large
@@ -421,31 +422,41 @@ class _Plans:
         now_ms = _now_ms()
         run_at_ms = self._run_at(now_ms, delay_ms, None)
         override = _packed_retry(retry)
-        packed = self._pack_all(given, len(override))
-        new = new_ids(len(packed), now_ms)
+        packed, sizes = self._pack_all(given, len(override))
         count = len(packed)
+        new = NewIds(count, now_ms)
         at = None if run_at_ms is None else [run_at_ms] * count
-        yield from self._feed(self._bulk(now_ms, new, packed, [name_bytes(name)] * count, [override] * count, at))
-        return new
+        names, retries = [name_bytes(name)] * count, [override] * count
+        yield from self._feed(self._bulk(now_ms, new, packed, names, retries, at, sizes))
+        return new[:]
 
     def add_bulk_named(self, items: Iterable[tuple[str, Any]]) -> Flow[list[str]]:
         given = _listed("items", items)
         now_ms = _now_ms()
-        if set(map(type, given)) - {tuple, list} or set(map(len, given)) - {2}:
+        try:
+            payloads = [] if set(map(type, given)) - {tuple, list} else [payload for _, payload in given]
+        except ValueError:
+            payloads = []
+        if len(payloads) != len(given):
             i, item = next(
                 (i, item) for i, item in enumerate(given) if type(item) not in (tuple, list) or len(item) != 2
             )
             raise ConfigError(f"items[{i}] expects a pair of name and payload, got {item!r:.80}")
-        names, payloads = zip(*given, strict=True) if given else ((), ())
-        if set(map(type, names)) - {str}:
-            i, name = next((i, name) for i, name in enumerate(names) if type(name) is not str)
+        try:
+            distinct = set(map(itemgetter(0), given))
+        except TypeError:  # there is one that cannot be hashed
+            distinct = {None}
+        if set(map(type, distinct)) - {str}:
+            i, name = next((i, name) for i, (name, _) in enumerate(given) if type(name) is not str)
             raise ConfigError(f"items[{i}]: name expects text, got {type(name).__name__}")
-        encoded = {name: name_bytes(name) for name in set(names)}
-        packed = self._pack_all(payloads, 0)
-        new = new_ids(len(packed), now_ms)
-        encoded_names = [encoded[name] for name in names]
-        yield from self._feed(self._bulk(now_ms, new, packed, encoded_names, [b""] * len(packed), None))
-        return new
+        encoded = {name: name_bytes(name) for name in distinct}
+        packed, sizes = self._pack_all(payloads, 0)
+        count = len(packed)
+        new = NewIds(count, now_ms)
+        # Most bulks are of one name.
+        names = [*encoded.values()] * count if len(encoded) == 1 else [encoded[name] for name, _ in given]
+        yield from self._feed(self._bulk(now_ms, new, packed, names, [b""] * count, None, sizes))
+        return new[:]
 
     def add_bulk_jobs(self, jobs: Iterable[NewJob]) -> Flow[list[str]]:
         """With any id among them all take the way of ids: one order, and each as safe to send again as the others."""
@@ -560,9 +571,10 @@ class _Plans:
         names: Sequence[bytes],
         retries: Sequence[bytes],
         run_at_ms: Sequence[int] | None,
+        sizes: Sequence[int] | None = None,
     ) -> Bulk:
         target = self.keys.stream if run_at_ms is None else self.keys.delayed
-        return Bulk(target, now_ms, ids, packed, names, retries, run_at_ms, self.room.trim)
+        return Bulk(target, now_ms, ids, packed, names, retries, run_at_ms, self.room.trim, sizes)
 
     def _feed(self, *bulks: Bulk) -> Flow[None]:
         """Send what is in them, after a look at the cap. Far below it, and seen so just now, the look is saved: others
@@ -613,13 +625,16 @@ class _Plans:
             raise ConfigError(f"the delay of {wait // 1000} s is longer than max_delay_secs ({limit} s)")
         return now_ms + wait if wait > 0 else None
 
-    def _pack_all(self, payloads: Sequence[Any], retry_size: int) -> list[bytes]:
-        """All payloads, before any of them is sent. The common case is a loop in C; the slow one finds the culprit."""
+    def _pack_all(self, payloads: Sequence[Any], retry_size: int) -> tuple[list[bytes], list[int]]:
+        """All payloads and their sizes, before any of them is sent. The common case is a loop in C; the slow one finds
+        the culprit.
+        """
         if not self.codec.raw and not self.codec.datetimes:
             try:
                 packed = list(map(msgpack.Packer(use_bin_type=True).pack, payloads))
-                if envelope_size(max(map(len, packed), default=0), retry_size) <= self.options.max_payload_bytes:
-                    return packed
+                sizes = list(map(len, packed))
+                if envelope_size(max(sizes, default=0), retry_size) <= self.options.max_payload_bytes:
+                    return packed, sizes
             except (TypeError, ValueError, OverflowError, RecursionError):
                 pass
         packed = []
@@ -628,7 +643,7 @@ class _Plans:
                 packed.append(self._checked_size(self.codec.pack(payload), retry_size))
             except PayloadError as error:
                 raise PayloadError(f"payloads[{i}]: {error.message}") from None
-        return packed
+        return packed, list(map(len, packed))
 
     def _checked_size(self, data: bytes, retry_size: int) -> bytes:
         size = envelope_size(len(data), retry_size)

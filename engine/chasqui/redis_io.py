@@ -490,19 +490,40 @@ def _async_reader(connection: Any) -> Callable[[list[Refusal | None], int], Awai
 
 
 def _parser_of_many() -> Callable[[bytes, list[Refusal | None]], bool]:
-    """Bytes as they come -> replies, None for those that are no refusals; True when one is."""
+    """Bytes as they come -> replies, None for those that are no refusals; True when one is.
+
+    Nobody asks what an accepted XADD answered, so that ids of entries are only counted.
+    """
     parser = hiredis.Reader(replyError=lambda text: refusal_of(rx.ResponseError(text)), notEnoughData=_MORE)
     gets = parser.gets
 
     def take(data: bytes, replies: list[Refusal | None]) -> bool:
         if not data:
             raise ConnectionResetError("closed by the server")
+        count = 0 if parser.has_data() else _ids_in(data)
+        if count:
+            replies += [None] * count
+            return False
         parser.feed(data)
         found = [reply if type(reply) is Refusal else None for reply in iter(gets, _MORE)]
         replies += found
         return found.count(None) != len(found)
 
     return take
+
+
+def _ids_in(data: bytes) -> int:
+    """How many replies these bytes are, when they are ids of entries and nothing else, each to its end; 0 otherwise.
+
+    Such a reply is ``$15``, a line's end, ``1794978620538-0``, a line's end. Neither a dollar nor a line's end can be
+    in an id, and every other kind of reply starts a line with a sign that no id has there.
+    """
+    last = data.rfind(b"$")
+    if data[:1] != b"$" or not data.endswith(b"\r\n") or data.find(b"\n", last) == len(data) - 1:
+        return 0
+    if b"\n-" in data or b":" in data or b"+" in data or b"*" in data:
+        return 0
+    return data.count(b"$")
 
 
 async def _aread(connection: Any) -> Any:

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from chasqui.job import Backoff, RetryOverride
-from chasqui.protocol.bulk import PIECE_BYTES, PIECE_JOBS, Bulk, envelope_size
+from chasqui.protocol.bulk import FIRST_JOBS, PIECE_BYTES, PIECE_JOBS, Bulk, envelope_size
 from chasqui.protocol.codec import Envelope, encode_envelope, encode_member, retry_fields
 
 CREATED = 1_794_978_620_538
@@ -91,13 +91,29 @@ def test_piece_says_how_many_commands_it_holds(delayed: bool) -> None:
     [
         (0, []),
         (1, [1]),
-        (PIECE_JOBS, [PIECE_JOBS]),
-        (PIECE_JOBS + 1, [PIECE_JOBS, 1]),
-        (2 * PIECE_JOBS + 50, [PIECE_JOBS, PIECE_JOBS, 50]),
+        (FIRST_JOBS, [FIRST_JOBS]),
+        (FIRST_JOBS + 1, [FIRST_JOBS, 1]),
+        (5 * FIRST_JOBS + 1, [FIRST_JOBS, 4 * FIRST_JOBS, 1]),
+        (5 * FIRST_JOBS + 2 * PIECE_JOBS + 50, [FIRST_JOBS, 4 * FIRST_JOBS, PIECE_JOBS, PIECE_JOBS, 50]),
     ],
 )
-def test_piece_holds_no_more_than_its_number_of_jobs(jobs: int, counts: list[int]) -> None:
+def test_first_piece_is_small_and_the_others_grow_to_their_number_of_jobs(jobs: int, counts: list[int]) -> None:
     assert [count for _, count in plain(jobs).pieces(0)] == counts
+
+
+def test_jobs_of_one_name_are_written_as_those_of_many() -> None:
+    shapes = [(size, b"n", RETRIES[2]) for size in SIZES for _ in range(50)]
+    alike, mixed = bulk_of(shapes), bulk_of([*shapes, (0, b"another", None)])
+
+    assert commands(all_bytes(mixed))[:-1] == commands(all_bytes(alike))
+
+
+@pytest.mark.parametrize("delayed", [False, True], ids=["stream", "delayed"])
+def test_some_jobs_of_a_bulk_are_those_with_their_numbers(delayed: bool) -> None:
+    bulk = bulk_of(SHAPES, delayed=delayed)
+    kept = [0, 5, 7, len(SHAPES) - 1]
+
+    assert commands(all_bytes(bulk.only(kept))) == [commands(all_bytes(bulk))[i] for i in kept]
 
 
 @pytest.mark.parametrize(

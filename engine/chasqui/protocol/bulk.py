@@ -8,15 +8,21 @@ costs the server twice what the bare command does.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from typing import TypeAlias
 
 import msgpack
 
-# Small enough that the server starts early, large enough that a send's overhead vanishes.
-PIECE_JOBS = 64
+# The first piece is small, so that the server starts early. Each is larger than the one before, because making one
+# takes us a fraction of the time that the server needs for it: it is never kept waiting, and where it has to share a
+# core with us, it is not woken for every few jobs.
+FIRST_JOBS = 64
+GROWTH = 4
+PIECE_JOBS = FIRST_JOBS * GROWTH**2
 PIECE_BYTES = 1 << 18
+Column: TypeAlias = Iterable[bytes]
+
 _ULID_BYTES = 26
 _CREATED_BYTES = 9
 
@@ -36,6 +42,7 @@ class Bulk:
     retries: Sequence[bytes]
     run_at_ms: Sequence[int] | None
     trim: int
+    sizes: Sequence[int] | None = None  # of the payloads, where somebody has looked at them already
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,33 +57,67 @@ class Bulk:
             names=[self.names[i] for i in numbers],
             retries=[self.retries[i] for i in numbers],
             run_at_ms=None if at is None else [at[i] for i in numbers],
+            sizes=None,
         )
 
     def pieces(self, start: int) -> Iterator[tuple[bytes, int]]:
         """Commands as bytes, and how many are in them, from job number ``start`` on."""
+        sizes = list(map(len, self.payloads)) if self.sizes is None else self.sizes
+        frames = self._frames(sizes)
+        room = FIRST_JOBS
+        while start < len(self.ids):
+            stop = min(len(self.ids), start + room)
+            if sum(sizes[start:stop]) > PIECE_BYTES:
+                stop = self._stop(start, stop)
+            # Column by column and never job by job: all of this is loops in C.
+            heads, middles, tails = frames(start, stop)
+            columns = [heads, map(str.encode, self.ids[start:stop]), middles, self.payloads[start:stop], tails]
+            if self.run_at_ms is not None:
+                columns.insert(0, self._zadds(self.run_at_ms[start:stop]))
+            woven: list[bytes] = [b""] * (len(columns) * (stop - start))
+            for i, column in enumerate(columns):
+                woven[i :: len(columns)] = column
+            yield b"".join(woven), stop - start
+            start, room = stop, min(room * GROWTH, PIECE_JOBS)
+
+    def _frames(self, sizes: Sequence[int]) -> Callable[[int, int], tuple[Column, Column, Column]]:
+        """What surrounds ids and payloads from one job to another: three columns."""
         created = msgpack.packb(self.created_at_ms) + b"\x00"
         frames: dict[tuple[bytes, int, bytes], tuple[bytes, bytes, bytes]] = {}
-        at = self.run_at_ms
-        columns: list[Iterable[bytes]]
-        small = max(map(len, self.payloads), default=0) * PIECE_JOBS <= PIECE_BYTES
-        while start < len(self.ids):
-            stop = min(len(self.ids), start + PIECE_JOBS) if small else self._stop(start)
-            payloads = self.payloads[start:stop]
-            shapes = list(zip(self.names[start:stop], map(len, payloads), self.retries[start:stop], strict=True))
+        heads: dict[int, bytes] = {}
+        middles: dict[int, bytes] = {}
+        tail = b""
+
+        def of_one_kind(start: int, stop: int) -> tuple[Column, Column, Column]:
+            nonlocal tail
+            part = sizes[start:stop]
+            distinct = set(part)
+            for size in distinct - heads.keys():
+                heads[size], middles[size], tail = self._frame(self.names[0], size, self.retries[0], created)
+            if len(distinct) == 1:
+                return [heads[part[0]]] * len(part), [middles[part[0]]] * len(part), [tail] * len(part)
+            return map(heads.__getitem__, part), map(middles.__getitem__, part), [tail] * len(part)
+
+        def of_many(start: int, stop: int) -> tuple[Column, Column, Column]:
+            shapes = list(zip(self.names[start:stop], sizes[start:stop], self.retries[start:stop], strict=True))
             for shape in set(shapes) - frames.keys():
                 frames[shape] = self._frame(*shape, created)
-            # Column by column and never job by job: all of this is loops in C.
-            heads, middles, tails = zip(*map(frames.__getitem__, shapes), strict=True)
-            columns = [heads, map(str.encode, self.ids[start:stop]), middles, payloads, tails]
-            if at is not None:
-                zadd = b"*4\r\n" + bulks(b"ZADD", self.target.encode())
-                columns.insert(0, [zadd + bulks(b"%d" % score) for score in at[start:stop]])
-            yield b"".join(chain.from_iterable(zip(*columns, strict=True))), stop - start
-            start = stop
+            columns = zip(*map(frames.__getitem__, shapes), strict=True)
+            return next(columns), next(columns), next(columns)
 
-    def _stop(self, start: int) -> int:
-        """Where a piece that begins there ends: after so many jobs, or so many bytes."""
-        stop = min(len(self.ids), start + PIECE_JOBS)
+        return of_one_kind if self._alike() else of_many
+
+    def _alike(self) -> bool:
+        """Whether all jobs have one name and one override, as those of most bulks."""
+        count = len(self.ids)
+        return bool(count) and self.names.count(self.names[0]) == self.retries.count(self.retries[0]) == count
+
+    def _zadds(self, scores: Sequence[int]) -> Column:
+        start = b"*4\r\n" + bulks(b"ZADD", self.target.encode())
+        return map({score: start + bulks(b"%d" % score) for score in set(scores)}.__getitem__, scores)
+
+    def _stop(self, start: int, stop: int) -> int:
+        """Where a piece that begins there ends: at that job, or after so many bytes."""
         size = 0
         for i in range(start, stop):
             size += len(self.payloads[i])

@@ -151,21 +151,25 @@ def add_bulk(keys: Keys, room: Room, bulk: Bulk, attempts: int) -> Flow[int | No
 
 def add_bulks(keys: Keys, room: Room, bulks: Sequence[Bulk], attempts: int) -> Flow[int | None]:
     """The parts of one call, one after the other; an error tells of all of them."""
-    added: list[str] = []
     length = None
-    ids = [job_id for bulk in bulks for job_id in bulk.ids]
+    done: list[Bulk] = []
     for bulk in bulks:
         try:
             seen = yield from add_bulk(keys, room, bulk, attempts)
             length = seen if length is None else length
         except BulkInterrupted as error:
-            raise _stopped(error.__cause__ or error, [*added, *error.added], error.unknown, ids) from error.__cause__
+            added = [*_ids_of(done), *error.added]
+            raise _stopped(error.__cause__ or error, added, error.unknown, _ids_of(bulks)) from error.__cause__
         except (ChasquiError, Refusal) as error:
-            if not added:
+            if not done:
                 raise
-            raise _stopped(error, added, 0, ids) from error
-        added += bulk.ids
+            raise _stopped(error, _ids_of(done), 0, _ids_of(bulks)) from error
+        done.append(bulk)
     return length
+
+
+def _ids_of(bulks: Sequence[Bulk]) -> list[str]:
+    return [job_id for bulk in bulks for job_id in bulk.ids]
 
 
 def _pieces_of(bulk: Bulk, left: Sequence[int]) -> Callable[[], Iterator[tuple[bytes, int]]]:
