@@ -36,13 +36,14 @@ class Committed:
         # Listeners share one thread: better to leave a batch to the source than to hold the others up.
         quick = min(2000, connection.connect_timeout_ms)
         self._connection = replace(connection, reconnect_attempts=1, connect_timeout_ms=quick)
+        self._foreign: set[str] = set()
 
     def committed(self, progress: StreamingQueryProgress) -> None:
         """A batch is in the commit log."""
-        for source in progress.sources:
-            end = is_ours(source.endOffset)
-            if end is not None:
-                self._settle(is_ours(source.startOffset) or ConsumeOffset(), end)
+        found = [(source, end) for source in progress.sources if (end := is_ours(source.endOffset)) is not None]
+        (self._foreign.discard if found else self._foreign.add)(str(progress.runId))
+        for source, end in found:
+            self._settle(is_ours(source.startOffset) or ConsumeOffset(), end)
 
     def _settle(self, start: ConsumeOffset, end: ConsumeOffset) -> None:
         for queue, number in batches(start, end):
@@ -52,7 +53,12 @@ class Committed:
                 log.warning("batch %d of queue %r is left to the source to settle: %s", number, queue, error.message)
 
     def ended(self, run: str, failed: bool) -> None:
-        """The run has ended, and every commit of it was heard of before."""
+        """The run has ended, and every commit of it was heard of before. A query that only reads writes nothing, not
+        even this; one that ended before its first batch could be either, and is told.
+        """
+        if run in self._foreign:
+            self._foreign.discard(run)
+            return
         try:
             tell_ended(link_of(self._connection), run, failed=failed)
         except ChasquiError as error:
