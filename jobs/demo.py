@@ -90,6 +90,18 @@ class Watch:
         return shown
 
 
+def all_done(query, producer: Producer) -> bool:
+    """Whether nothing is left to enqueue or to run. Events would not do: those of a killed worker's last moments are
+    missing.
+    """
+    for _ in range(2):  # looked at before and after Spark has written what it had
+        stats = producer.stats()
+        if stats.waiting or stats.pending or stats.delayed:
+            return False
+        query.processAllAvailable()
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=20_000, help=f"how many (default: 20000), a multiple of {FILES}")
@@ -117,8 +129,9 @@ def main() -> int:
         started, note, step = time.monotonic(), "Spark enqueues, workers work", 0
         try:
             with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as live:
-                while (ended := watch.seen["completed"] + producer.stats().dlq) < flags.orders or arriving.is_alive():
+                while arriving.is_alive() or not all_done(query, producer):
                     live.update(watch.table(producer, flags.orders, note))
+                    ended = watch.seen["completed"]
                     if step == 0 and ended > flags.orders // 4:
                         workers.pop(0).kill()
                         workers.append(subprocess.Popen(start_worker, stdin=subprocess.PIPE))
@@ -130,7 +143,6 @@ def main() -> int:
                     if query.exception() or time.monotonic() - started > 180:
                         raise SystemExit(f"the demo did not end: {query.exception() or watch.seen}")
                     time.sleep(0.2)
-            query.processAllAvailable()
             figures = figures_of(spark, url, QUEUE, flags.orders)
         finally:
             query.stop()
