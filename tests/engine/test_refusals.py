@@ -21,7 +21,7 @@ from chasqui import (
 from chasqui.embedded import EmbeddedServer
 from tests.engine.conftest import Connect
 from tests.engine.seen import ids, in_delayed, in_stream, key, keys_of, payloads, put_dead_letter
-from tests.proxy import Act, Proxy, call
+from tests.proxy import CUT, Act, Proxy, call
 from tests.support import eventually
 
 Use = Callable[[Any], Any]
@@ -97,6 +97,19 @@ def test_a_missing_password_is_told(connect: Connect, start_like: StartLike) -> 
     found = errors_of(WRITES | READS, producer)
 
     assert found == dict.fromkeys(WRITES | READS, AuthFailed)
+
+
+def test_a_server_that_hangs_up_on_a_bulk_without_password_has_added_none_of_it(
+    connect: Connect, start_like: StartLike
+) -> None:
+    server = start_like(config={"requirepass": "hunter2"})
+    assert server.port
+    with Proxy(server.port) as proxy:
+        producer = connect(proxy.url, queue="q")
+        proxy.on("ZADD", nth=3, act=CUT)
+
+        with pytest.raises(AuthFailed):
+            producer.add_in_bulk(60_000, range(300))
 
 
 def test_the_right_password_lets_in(connect: Connect, start_like: StartLike) -> None:
