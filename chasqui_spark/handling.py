@@ -12,6 +12,9 @@ import pyarrow as pa
 
 from chasqui import Backoff, ConfigError, Job, RetryOverride, Router, UnrecoverableError
 from chasqui.bridge import (
+    FAIL,
+    OK,
+    RETRY,
     BatchHandler,
     Outcome,
     PayloadCodec,
@@ -186,6 +189,11 @@ class Handling:
         return found
 
     def _answered(self, refs: Sequence[Reference], answers: Sequence[Any], begin: int) -> list[Outcome]:
+        if all(answer is None for answer in answers):
+            took_us = (time.perf_counter_ns() - begin) // 1000
+            return [
+                Outcome(i, OK, None, "", "", None, job_id, name, runs, took_us, True) for i, job_id, name, runs in refs
+            ]
         return [self._answer(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
 
     def _answer(self, ref: Reference, answer: Any, begin: int) -> Outcome:
@@ -198,12 +206,12 @@ class Handling:
             except ValueError as error:
                 answer = error
         if not isinstance(answer, BaseException):
-            return Outcome(entry_id, Outcome.OK, packed, "", "", None, job_id, name, attempt, took_us, True)
+            return Outcome(entry_id, OK, packed, "", "", None, job_id, name, attempt, took_us, True)
         try:
             asked = asked_ms(answer)
         except ValueError:
             asked = None
-        outcome = Outcome.FAIL if is_unrecoverable(answer) else Outcome.RETRY
+        outcome = FAIL if is_unrecoverable(answer) else RETRY
         told, reason = describe(answer), reason_of(answer)
         return Outcome(entry_id, outcome, None, told, reason, asked, job_id, name, attempt, took_us, True)
 

@@ -20,11 +20,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, StringType, StructType
 
 from chasqui import ConfigError, OptionError, PayloadError
-from chasqui.bridge import Outcome, Outcomes, PayloadCodec, Settled, checked_queue
+from chasqui.bridge import FAIL, OK, RETRY, Outcome, Outcomes, PayloadCodec, Settled, checked_queue
 from chasqui_spark.links import link_of
 from chasqui_spark.options import SettleOptions
 
-OUTCOMES = (Outcome.OK, Outcome.RETRY, Outcome.FAIL)
+OUTCOMES = (OK, RETRY, FAIL)
 _WHOLE: tuple[type[DataType], ...] = (LongType, IntegerType, ShortType)
 _COLUMNS: dict[str, tuple[type[DataType], ...] | None] = {
     "queue": (StringType,),

@@ -4,28 +4,30 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.types import StructType
 
 from chasqui import OptionError
-from chasqui.bridge import Outcomes, PayloadCodec, Settled, build
+from chasqui.bridge import PayloadCodec, build
 from chasqui_spark.committed import settle_from
 from chasqui_spark.datasource import FORMAT, ChasquiDataSource
+from chasqui_spark.ddl import columns_of
 from chasqui_spark.handling import AnyHandler, Handling
-from chasqui_spark.links import link_of
 from chasqui_spark.listener import attach
-from chasqui_spark.options import SourceOptions, resolved
+from chasqui_spark.options import SourceOptions, resolved, source_options
 from chasqui_spark.pipeline import spark_options
+from chasqui_spark.work_reader import COLUMNS, WorkReader, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_SETTLED = "done bigint, retried bigint, dead bigint, gone bigint"
+_starting = threading.Lock()
 
 
 def worker(
@@ -65,18 +67,20 @@ def worker(
         raise OptionError(f"unknown_name expects one of fail, dlq; got {unknown_name!r:.80}")
     codec = PayloadCodec(raw=raw, datetimes=datetimes)
     handling = Handling(handler, codec, chosen.store_results, concurrency, unknown_name)
-    source: Any = ChasquiDataSource
-    spark.dataSource.register(source)
     settle_from(attach(spark), chosen)
-    jobs = spark.readStream.format(FORMAT).options(**spark_options(chosen)).load()
-    writer = jobs.mapInArrow(_runner(handling, chosen), _SETTLED).writeStream.format("noop")
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", checkpoint)
-    if name is not None:
-        writer = writer.queryName(name)
-    if trigger is not None:
-        writer = writer.trigger(**trigger)
-    return writer.start()
+    source: Any = _source_of(packed(handling))
+    # Spark knows a format by its name until the query has started, so two workers must not start at the same time.
+    with _starting:
+        spark.dataSource.register(source)
+        done = spark.readStream.format(source.name()).options(**spark_options(chosen)).load()
+        writer = done.writeStream.format("noop")
+        if checkpoint is not None:
+            writer = writer.option("checkpointLocation", checkpoint)
+        if name is not None:
+            writer = writer.queryName(name)
+        if trigger is not None:
+            writer = writer.trigger(**trigger)
+        return writer.start()
 
 
 def _options(given: dict[str, Any]) -> SourceOptions:
@@ -87,27 +91,19 @@ def _options(given: dict[str, Any]) -> SourceOptions:
     return replace(resolved(SourceOptions, spark_options(chosen)), mode="consume", ack="settle")
 
 
-def _runner(
-    handling: Handling, options: SourceOptions
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What each task does with its rows. Killed at any point: what was settled is settled, the rest is run again."""
+def _source_of(handler: bytes) -> type[ChasquiDataSource]:
+    """A format whose rows are jobs that this handler has been run on. Its class travels with the handler in it."""
 
-    def run(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        total = Settled()
-        link = link_of(options)
-        for mixed in rows:
-            for queue, batch in _by_queue(mixed):
-                outcomes = Outcomes(link, queue, options)
-                for told in handling.run(batch, outcomes.active):
-                    total += outcomes.settle(told)
-        counts = {"done": [total.done], "retried": [total.retried], "dead": [total.dead], "gone": [total.gone]}
-        yield pa.RecordBatch.from_pydict(counts)
+    class WorkSource(ChasquiDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"{FORMAT}_worker"
 
-    return run
+        def schema(self) -> StructType:
+            super().schema()
+            return columns_of("columns", COLUMNS)
 
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+            return WorkReader(source_options(self.options, streaming=True), handler)
 
-def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Tasks read one queue after the other, so nearly every batch has one."""
-    column = batch.column("queue")
-    for queue in pc.unique(column).to_pylist():
-        yield queue, batch.filter(pc.equal(column, queue))
+    return WorkSource

@@ -19,7 +19,7 @@ from chasqui.ids import new_ids
 from chasqui.intake import Limits, classify
 from chasqui.loading import load_handler
 from chasqui.options import ConnectionOptions, Settling, build, check, option, spell, table
-from chasqui.outcomes import Outcome, Outcomes, Settled
+from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
 from chasqui.payload import PayloadCodec
 from chasqui.protocol.blocks import Dead, Jobs, packed_retry
 from chasqui.protocol.columns import JobColumns, delayed_columns, job_columns
@@ -49,6 +49,9 @@ from chasqui.transactions import Ledger, Terms, Transactions
 from chasqui.verdicts import asked_ms
 
 __all__ = [
+    "FAIL",
+    "OK",
+    "RETRY",
     "Address",
     "BatchHandler",
     "BatchJobs",

@@ -13,12 +13,12 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from chasqui.errors import ChasquiError, CheckpointInUse, DecodeError, ServerError
 from chasqui.options import ConnectionOptions, Settling, build, check, option
-from chasqui.outcomes import Outcome, Outcomes
+from chasqui.outcomes import RETRY, Outcome, Outcomes
 from chasqui.protocol import manifests
 from chasqui.protocol.codec import decode_envelope
 from chasqui.protocol.consume import DeadLetter
@@ -384,20 +384,22 @@ def settle(link: Link, queue: str, sid: str, seq: int, terms: SettleTerms | None
         how = "ack" if terms.leftover == "ok" else "release"
         left = link.run(place.settle(seq, blocks, how, terms.claim_min_idle_ms))
     else:
-        left = sum(_retry_leftovers(link, place, seq, block, terms) for block in blocks)
+        left = _retry_leftovers(link, place, seq, blocks, terms)
     if left:
         log.warning("queue %r: %d jobs of batch %d had no outcome; leftover=%s", queue, left, seq, terms.leftover)
     return left
 
 
-def _retry_leftovers(link: Link, place: Place, seq: int, block: int, terms: SettleTerms) -> int:
-    ids = [entry_id for entry_id, _ in link.run(place.items(seq, [block]))[0]]
-    lost = set(link.run(place.member.renew(ids))) if ids else set()
-    left = [Outcome(entry_id, Outcome.RETRY, error="unsettled") for entry_id in ids if entry_id not in lost]
-    if left:
-        Outcomes(link, place.keys.queue, terms).settle(left)
-    link.run(place.settle(seq, [block], "drop"))
-    return len(left)
+def _retry_leftovers(link: Link, place: Place, seq: int, blocks: Sequence[int], terms: SettleTerms) -> int:
+    """A block goes only after its leftovers have: killed in between, the next who settles finds them there."""
+    left = 0
+    for ids in link.run(place.unsettled(seq, blocks)):
+        if ids:
+            told = [Outcome(entry_id, RETRY, error="unsettled") for entry_id in ids]
+            gone = Outcomes(link, place.keys.queue, terms).settle(told).gone
+            left += len(ids) - gone
+    link.run(place.settle(seq, blocks, "drop"))
+    return left
 
 
 def tell_ended(link: Link, run: str, *, failed: bool) -> None:

@@ -12,15 +12,15 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from chasqui.errors import ChasquiError, DecodeError
 from chasqui.options import Settling
 from chasqui.protocol import events
 from chasqui.protocol.codec import decode_envelope, decode_name, encode_envelope
-from chasqui.protocol.consume import DeadLetter, Member
-from chasqui.protocol.flow import Arg, Batch, Flow, call_script, command, values
+from chasqui.protocol.consume import Call, DeadLetter, Member
+from chasqui.protocol.flow import Arg, Batch, Flow, call_script, call_scripts, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import CONSUMER_PREFIX
 from chasqui.protocol.replies import fields, number, plain
@@ -32,10 +32,13 @@ log = logging.getLogger("chasqui.outcomes")
 T = TypeVar("T")
 
 _LOOK_AT_ONCE = 250
+_SCRIPTS_AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+OK, RETRY, FAIL = "ok", "retry", "fail"
+
+
+class Outcome(NamedTuple):
     """What became of one run of a job.
 
     ``outcome``: ``ok``, ``retry`` (the job's or the queue's rules decide when, and whether at all) or ``fail`` (give
@@ -43,10 +46,6 @@ class Outcome:
     line where empty. ``job_id``, ``name`` and ``attempt`` are looked up where ``job_id`` is None. ``started`` tells
     that the event ``active`` was written already.
     """
-
-    OK: ClassVar = "ok"
-    RETRY: ClassVar = "retry"
-    FAIL: ClassVar = "fail"
 
     entry_id: bytes
     outcome: str
@@ -95,16 +94,16 @@ class Outcomes:
     def active(self, jobs: Sequence[tuple[str, str, int]]) -> None:
         """Tell that handlers start: job id, name and attempt of each. Best effort, as all events."""
         if self._options.events_enabled and jobs:
-            now_ms = _now_ms()
-            self._write([events.encode_run("active", i, now_ms, name, attempt + 1) for i, name, attempt in jobs])
+            self._write(events.encode_runs("active", _now_ms(), jobs))
 
     def settle(self, outcomes: Sequence[Outcome]) -> Settled:
         """Settle them; what is not a Spark consumer's is passed over."""
-        done = [one for one in outcomes if one.outcome == Outcome.OK]
-        failed = [one for one in outcomes if one.outcome != Outcome.OK]
+        done = [one for one in outcomes if one.outcome == OK]
+        failed = [one for one in outcomes if one.outcome != OK]
         total = Settled()
-        for part in slices(done, lambda one: len(one.result or b"")):
-            total += self._settle_done(part)
+        parts = list(slices(done, lambda one: len(one.result or b"")))
+        for start in range(0, len(parts), _SCRIPTS_AT_ONCE):
+            total += self._settle_done(parts[start : start + _SCRIPTS_AT_ONCE])
         for part in slices(failed, lambda _: 0):
             total += self._settle_failed(part)
         return total
@@ -121,32 +120,39 @@ class Outcomes:
             moved += len(told)
         return moved
 
-    def _settle_done(self, done: Sequence[Outcome]) -> Settled:
-        """Jobs without a result need not be looked at, unless events want their ids."""
-        options = self._options
-        nameless = [one for one in done if one.job_id is None and (options.events_enabled or one.result is not None)]
-        if nameless:
-            found = self._look([one.entry_id for one in nameless])
-            done = [_identified(one, found.get(one.entry_id)) if one.job_id is None else one for one in done]
-        keys, args = [self._keys.stream], list[Arg]((options.group, CONSUMER_PREFIX, options.result_ttl_secs))
-        for one in done:
-            place = 0
+    def _settle_done(self, parts: Sequence[Sequence[Outcome]]) -> Settled:
+        """A script for each part, all in one round trip. Jobs without a result need not be looked at, unless events
+        want their ids.
+        """
+        parts = [self._named(part) for part in parts]
+        replies = values(self._link.run(call_scripts([self._done(part) for part in parts], safe=True)))
+        ended: list[Outcome] = []
+        for part, reply in zip(parts, replies, strict=True):
+            ended += part if 0 not in reply else [one for one, mine in zip(part, reply, strict=True) if number(mine)]
+        if self._options.events_enabled and ended:
+            now_ms = _now_ms()
+            unheard = [(one.job_id or "", one.name, one.attempt) for one in ended if not one.started]
+            ends = [(one.job_id or "", one.name, one.attempt, one.duration_us) for one in ended]
+            self._write(events.encode_runs("active", now_ms, unheard) + events.encode_ends("completed", now_ms, ends))
+        return Settled(done=len(ended), gone=sum(map(len, parts)) - len(ended))
+
+    def _named(self, done: Sequence[Outcome]) -> Sequence[Outcome]:
+        """With ids, where events or results need them."""
+        events_enabled = self._options.events_enabled
+        nameless = [one.entry_id for one in done if one.job_id is None and (events_enabled or one.result is not None)]
+        if not nameless:
+            return done
+        found = self._look(nameless)
+        return [_identified(one, found.get(one.entry_id)) if one.job_id is None else one for one in done]
+
+    def _done(self, done: Sequence[Outcome]) -> Call:
+        keys, results = [self._keys.stream], list[Arg]()
+        for place, one in enumerate(done, 1):
             if one.result is not None and one.job_id is not None:
                 keys.append(self._keys.result(one.job_id))
-                place = len(keys)
-            args += [one.entry_id, place, one.result or b""]
-        reply = self._link.run(call_script(script("settle_done"), keys, args, safe=True))
-        ended = [one for one, mine in zip(done, reply, strict=True) if number(mine)]
-        if options.events_enabled and ended:
-            now_ms = _now_ms()
-            lines: list[events.Line] = []
-            for one in ended:
-                run = (one.job_id or "", now_ms, one.name, one.attempt + 1)
-                if not one.started:
-                    lines.append(events.encode_run("active", *run))
-                lines.append(events.encode_run("completed", *run, one.duration_us))
-            self._write(lines)
-        return Settled(done=len(ended), gone=len(done) - len(ended))
+                results += [place, one.result]
+        head: list[Arg] = [self._options.group, CONSUMER_PREFIX, self._options.result_ttl_secs, len(done)]
+        return script("settle_done"), keys, [*head, *(one.entry_id for one in done), *results]
 
     def _settle_failed(self, failed: Sequence[Outcome]) -> Settled:
         found = self._look([one.entry_id for one in failed])
@@ -183,7 +189,7 @@ class Outcomes:
             self._rules,
             envelope.attempt + 1,
             envelope.retry,
-            unrecoverable=one.outcome == Outcome.FAIL,
+            unrecoverable=one.outcome == FAIL,
             asked_ms=one.delay_ms,
             jitter=random.random(),
         )
@@ -264,7 +270,7 @@ def _identified(one: Outcome, record: _Found | None) -> Outcome:
         envelope = decode_envelope(record.data)
     except DecodeError:
         return one
-    return replace(one, job_id=envelope.id, name=decode_name(record.name), attempt=envelope.attempt)
+    return one._replace(job_id=envelope.id, name=decode_name(record.name), attempt=envelope.attempt)
 
 
 def _look(keys: Keys, group: str, ids: Sequence[bytes]) -> Flow[dict[bytes, _Found]]:

@@ -16,7 +16,7 @@ from chasqui.batch_jobs import BatchJobs
 from chasqui.claims import Claims, SettleTerms, settle, tell_ended
 from chasqui.errors import CheckpointInUse
 from chasqui.options import ConnectionOptions
-from chasqui.outcomes import Outcome, Outcomes, Settled
+from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
 from chasqui.redis_io import Link
 from tests.proxy import CUT, DROP_REPLY, Proxy
 from tests.support import eventually
@@ -393,10 +393,10 @@ def test_outcomes_end_retry_and_bury_jobs_once(
     drive().claim(queue, 1, limit=10)
     ids = list(pending(client, queue))
     told = [
-        Outcome(ids[0], Outcome.OK, result=b"\x07"),
-        Outcome(ids[1], Outcome.RETRY, error="ValueError: no"),
-        Outcome(ids[2], Outcome.FAIL, error="bad"),
-        Outcome(ids[3], Outcome.RETRY, delay_ms=5),
+        Outcome(ids[0], OK, result=b"\x07"),
+        Outcome(ids[1], RETRY, error="ValueError: no"),
+        Outcome(ids[2], FAIL, error="bad"),
+        Outcome(ids[3], RETRY, delay_ms=5),
     ]
 
     assert outcomes.settle(told) == Settled(done=1, retried=2, dead=1)
@@ -423,9 +423,7 @@ def test_a_job_without_runs_left_is_given_up(
         producer.add(1, retry=RetryOverride(1))
     drive().claim(queue, 1, limit=10)
 
-    assert outcomes.settle([Outcome(entry, Outcome.RETRY, error="x") for entry in pending(client, queue)]) == Settled(
-        dead=1
-    )
+    assert outcomes.settle([Outcome(entry, RETRY, error="x") for entry in pending(client, queue)]) == Settled(dead=1)
 
     (letter,) = client.xrange(f"{{chasqui:{queue}}}:dlq")
     assert letter[1][b"reason"] == b"retries_exhausted"
@@ -439,9 +437,7 @@ def test_outcomes_touch_nothing_that_an_ordinary_worker_holds(
     ids = list(pending(client, queue))
     client.xclaim(f"{{chasqui:{queue}}}:stream", "default", "c-1", 0, ids)
 
-    found = outcomes.settle(
-        [Outcome(ids[0], Outcome.OK), Outcome(ids[1], Outcome.RETRY), Outcome(ids[2], Outcome.FAIL)]
-    )
+    found = outcomes.settle([Outcome(ids[0], OK), Outcome(ids[1], RETRY), Outcome(ids[2], FAIL)])
 
     assert found == Settled(gone=3)
     assert len(pending(client, queue)) == waiting(client, queue) == 3
@@ -456,7 +452,7 @@ def test_leftovers_of_a_committed_batch_go_the_way_that_was_chosen(
     driver.claim(queue, 1, limit=3)
     driver.plan(queue, 1)
     ids = list(pending(client, queue))
-    outcomes.settle([Outcome(ids[0], Outcome.OK)])
+    outcomes.settle([Outcome(ids[0], OK)])
 
     driver.settle(queue, 1)
 

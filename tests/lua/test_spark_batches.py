@@ -274,14 +274,31 @@ def test_done_jobs_end_only_while_a_spark_consumer_has_them(q: Driver) -> None:
     mine = q.taken("spark-1", "a", "b")
     (other,) = q.taken("c-1", "c")
     result = q.keys.result("j")
-    args = [mine[0], 2, "r", mine[1], 0, "", other, 0, ""]
+    args = [3, mine[0], mine[1], other, 1, "r"]
 
     assert q.call("settle_done", [q.keys.stream, result], GROUP, "spark-", 60, *args) == [1, 1, 0]
-    assert q.call("settle_done", [q.keys.stream, result], GROUP, "spark-", 60, *args) == [0, 0, 0]
-
     assert q.client.get(result) == b"r"
     assert 0 < q.client.ttl(result) <= 60
+    q.client.delete(result)
+    assert q.call("settle_done", [q.keys.stream, result], GROUP, "spark-", 60, *args) == [0, 0, 0]
+
+    assert not q.client.exists(result)
     assert q.stream == ["c"]
+
+
+def test_done_jobs_are_found_in_any_order_and_among_those_of_others(q: Driver) -> None:
+    a = q.taken("spark-1", "a")[0]
+    b = q.taken("c-1", "b", "c", "d")[0]
+    e, f = q.taken("spark-2", "e", "f")
+    results = [q.keys.result(name) for name in ("of-f", "of-b", "of-a")]
+    keys = [q.keys.stream, *results]
+
+    assert q.call("settle_done", [q.keys.stream], GROUP, "spark-", 60, 0) == []
+    assert q.call("settle_done", keys, GROUP, "spark-", 60, 3, f, b, a, 1, "F", 2, "B", 3, "A") == [1, 0, 1]
+    assert q.call("settle_done", [q.keys.stream], GROUP, "spark-", 60, 2, b, e) == [0, 1]
+
+    assert [q.client.get(result) for result in results] == [b"F", None, b"A"]
+    assert q.stream == ["b", "c", "d"]
 
 
 def test_turns_of_a_pace_follow_each_other(q: Driver) -> None:

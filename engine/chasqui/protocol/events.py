@@ -17,7 +17,7 @@ Events are best effort. Writing them is not repeated after a lost reply, because
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,15 +76,35 @@ def encode(event: str, job_id: str, ts_ms: int, name: str, extras: Sequence[str 
 
 def encode_run(event: str, job_id: str, ts_ms: int, name: str, attempt: int, duration_us: int | None = None) -> Line:
     """``active`` and ``completed``, which every job has: the same bytes as from ``encode``, in a third of the time."""
-    count, head, tail = _run_frame(event, name, attempt)
-    data = job_id.encode(errors="replace")
+    before = attempt - 1
     if duration_us is None:
-        return count, b"%b$%d\r\n%b\r\n%b%b" % (head, len(data), data, _ts(ts_ms), tail)
-    took = b"%d" % duration_us
-    return count + 2, b"%b$%d\r\n%b\r\n%b%b$11\r\nduration_us\r\n$%d\r\n%b\r\n" % (
-        *(head, len(data), data, _ts(ts_ms), tail),
-        *(len(took), took),
-    )
+        return encode_runs(event, ts_ms, [(job_id, name, before)])[0]
+    return encode_ends(event, ts_ms, [(job_id, name, before, duration_us)])[0]
+
+
+def encode_runs(event: str, ts_ms: int, runs: Iterable[tuple[str, str, int]]) -> list[Line]:
+    """``encode_run`` for many that start at the same time: id, name and runs before this one of each."""
+    at, lines = _ts(ts_ms), []
+    for job_id, name, before in runs:
+        count, head, tail = _run_frame(event, name, before + 1)
+        data = job_id.encode(errors="replace")
+        lines.append((count, b"%b$%d\r\n%b\r\n%b%b" % (head, len(data), data, at, tail)))
+    return lines
+
+
+def encode_ends(event: str, ts_ms: int, runs: Iterable[tuple[str, str, int, int]]) -> list[Line]:
+    """The same for many that end: id, name, runs before this one, duration in microseconds."""
+    at, lines = _ts(ts_ms), []
+    for job_id, name, before, duration_us in runs:
+        count, head, tail = _run_frame(event, name, before + 1)
+        data = job_id.encode(errors="replace")
+        lines.append((count + 2, b"%b$%d\r\n%b\r\n%b%b%b" % (head, len(data), data, at, tail, _took(duration_us))))
+    return lines
+
+
+@lru_cache(1024)
+def _took(duration_us: int) -> bytes:
+    return bulks(b"duration_us", b"%d" % duration_us)
 
 
 @lru_cache(4096)

@@ -160,15 +160,18 @@ class Place:
 
     def items(self, seq: int, blocks: Sequence[int]) -> Flow[list[list[Item]]]:
         """The jobs of these blocks; a block that is gone is empty."""
-        reply = yield command("HMGET", self.manifest(seq), *(f"b{block}" for block in blocks), safe=True)
-        return [_items(text) for text in reply]
+        return [_items(text) for text in (yield from self._texts(seq, blocks))]
+
+    def _texts(self, seq: int, blocks: Sequence[int]) -> Flow[list[bytes | None]]:
+        return list((yield command("HMGET", self.manifest(seq), *(f"b{block}" for block in blocks), safe=True)))
 
     def sizes(self, seq: int, blocks: int) -> Flow[list[int]]:
         """How many jobs each block holds, from the first."""
         found: list[int] = []
         for start in range(1, blocks + 1, PAGE):
             chosen = range(start, min(start + PAGE, blocks + 1))
-            found += [len(items) for items in (yield from self.items(seq, chosen))]
+            texts = yield from self._texts(seq, chosen)
+            found += [text.count(b" ") + 1 if text else 0 for text in texts]
         return found
 
     def began(self, seq: int, run: str) -> Flow[None]:
@@ -188,6 +191,25 @@ class Place:
     def blocks(self, seq: int) -> Flow[int]:
         """How many blocks the manifest was filled with; 0 where it is gone."""
         return number((yield command("HGET", self.manifest(seq), "blocks", safe=True)))
+
+    def unsettled(self, seq: int, blocks: Sequence[int]) -> Flow[list[list[bytes]]]:
+        """The jobs of these blocks that are still ours, block by block, several blocks in a round trip."""
+        found: list[list[bytes]] = []
+        stream, group, consumer = self.keys.stream, self.group, self.member.consumer
+        for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            items = yield from self.items(seq, blocks[start : start + _BLOCKS_AT_ONCE])
+            chosen = [[entry_id for entry_id, _ in some] for some in items]
+            # The ids of a block ascend. Nearly always nothing of ours is pending from its first to its last.
+            ends = [(ids[0], ids[-1]) if ids else ("0-1", "0-1") for ids in chosen]
+            asked = [command("XPENDING", stream, group, *pair, SCRIPT_ENTRIES, consumer, safe=True) for pair in ends]
+            for ids, reply in zip(chosen, values((yield Batch(tuple(asked)))), strict=True):
+                pending = {one[0] for one in reply}
+                if len(reply) == SCRIPT_ENTRIES and not pending.issuperset(ids):
+                    alone = [command("XPENDING", stream, group, i, i, 1, consumer, safe=True) for i in ids]
+                    told = values((yield Batch(tuple(alone))))
+                    pending = {i for i, one in zip(ids, told, strict=True) if one}
+                found.append([i for i in ids if i in pending])
+        return found
 
     def settle(self, seq: int, blocks: Sequence[int], how: str = "ack", min_idle_ms: int = 0) -> Flow[int]:
         """End those blocks, several in a round trip: ``ack``, ``release`` or ``drop``. How many jobs were touched."""

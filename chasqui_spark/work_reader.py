@@ -1,0 +1,55 @@
+"""Claimed jobs that are worked on where they are read: what leaves the task is a row a job, saying whether it is done.
+
+Handing the jobs to Spark and back to a second Python process for the handler would cost more than all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.datasource import InputPartition
+
+from chasqui.bridge import OK, Outcomes
+from chasqui_spark.consume_reader import BatchPartition, ConsumeReader
+from chasqui_spark.handling import Handling
+from chasqui_spark.links import link_of
+from chasqui_spark.options import SourceOptions
+from chasqui_spark.views import schema_of
+
+COLUMNS = "done boolean"
+_SCHEMA = pa.schema([pa.field("done", pa.bool_())])
+
+
+class WorkReader(ConsumeReader):
+    """Takes jobs as ``ConsumeReader`` does; its tasks run a handler on them and settle every job by itself.
+
+    Killed at any point: what was settled is settled, the rest is run again.
+    """
+
+    def __init__(self, options: SourceOptions, packed: bytes) -> None:
+        super().__init__(options, schema_of(options))
+        self._packed = packed
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        queue = cast(BatchPartition, partition).queue
+        handling = unpacked(self._packed)
+        outcomes = Outcomes(link_of(self._options), queue, self._options)
+        for batch in super().read(partition):
+            for told in handling.run(batch, outcomes.active):
+                outcomes.settle(told)
+                yield pa.record_batch([pa.array([one.outcome == OK for one in told])], schema=_SCHEMA)
+
+
+_serializer: Any = CloudPickleSerializer
+
+
+def packed(handling: Handling) -> bytes:
+    """A handler as Spark ships functions. Only tasks unpack it: what it imports need not be there for planning."""
+    return cast(bytes, _serializer().dumps(handling))
+
+
+def unpacked(data: bytes) -> Handling:
+    return cast(Handling, _serializer().loads(data))
