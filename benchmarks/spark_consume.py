@@ -21,7 +21,7 @@ from benchmarks.harness import Row, compare, native_python, redis8, server, skip
 from benchmarks.worker import QUEUE, bare_loop, preload
 
 JOBS = 500_000
-WARM_JOBS = 20_000
+WARM_JOBS = 100_000
 
 
 class Spark:
@@ -61,8 +61,7 @@ class Spark:
 def _spark(url: str, way: str) -> Iterator[Spark]:
     spark = Spark(url)
     try:
-        for _ in range(2):
-            spark.rate(way, WARM_JOBS)
+        spark.rate(way, WARM_JOBS)
         yield spark
     finally:
         spark.close()
@@ -103,9 +102,7 @@ def worker_batch_vs_native() -> Row:
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
             return float(json.loads(done.stdout.splitlines()[-1])["rate"])
 
-        return compare(
-            name, lambda: spark.rate("worker", JOBS // 2), native, target=5.0, unit="jobs/s", against=against
-        )
+        return compare(name, lambda: spark.rate("worker", JOBS), native, target=5.0, unit="jobs/s", against=against)
 
 
 def _serve(url: str) -> None:

@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 
 from chasqui import ChasquiError, ConfigError, OptionError
 from chasqui.bridge import BatchJobs, Claims, Limits, Outcomes, Piece, Position, SettleTerms, Standing, spell
+from chasqui_spark.collecting import freeze_once, paused
 from chasqui_spark.consume_offsets import ConsumeOffset, batches, parse
 from chasqui_spark.links import link_of
 from chasqui_spark.options import SourceOptions, connection_of
@@ -199,12 +200,18 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows, limits = Rows(options), Limits(options.max_attempts, options.max_payload_bytes)
         outcomes = Outcomes(link, queue, options)
         keep_bad = options.bad_jobs in ("null", "fail")
-        for page in jobs.pages(partition.pieces):
-            batch, letters = sift(rows, queue, page, limits, keep_bad=keep_bad)
+        pages = jobs.pages(partition.pieces)
+        while True:
+            with paused():
+                page = next(pages, None)
+                if page is None:
+                    break
+                batch, letters = sift(rows, queue, page, limits, keep_bad=keep_bad)
             if letters:
                 outcomes.bury(letters, jobs.consumer, options.group)
             if batch.num_rows:
                 yield batch
+        freeze_once()
 
     # --- The driver's process ---
 

@@ -25,6 +25,7 @@ from chasqui.bridge import (
     is_unrecoverable,
     reason_of,
 )
+from chasqui_spark.collecting import paused
 
 SETTLE_JOBS = 1000
 SETTLE_AFTER_S = 0.5
@@ -92,8 +93,7 @@ class Handling:
     ) -> Iterator[list[Outcome]]:
         for start in range(0, batch.num_rows, handler.max_jobs):
             part = batch.slice(start, handler.max_jobs)
-            refs = references(part)
-            active([(job_id, name, attempt) for _, job_id, name, attempt in refs])
+            refs = self._begun(part, active)
             begin = time.perf_counter_ns()
             try:
                 returned = handler.function(pa.Table.from_batches([part]))
@@ -105,8 +105,7 @@ class Handling:
             yield self._answered(refs, answers, begin)
 
     def _lists(self, handler: BatchHandler, batch: pa.RecordBatch, active: Callable[[Told], None]) -> list[Outcome]:
-        refs = references(batch)
-        active([(job_id, name, attempt) for _, job_id, name, attempt in refs])
+        refs = self._begun(batch, active)
         begin = time.perf_counter_ns()
         answers: list[Any] = [None] * len(refs)
         jobs: list[tuple[int, Job]] = []
@@ -137,7 +136,7 @@ class Handling:
         for i, (job, packed) in enumerate(jobs_of(batch)):
             if i == told:
                 ahead = refs[told : told + _ahead(done, last)]
-                active([(job_id, name, attempt) for _, job_id, name, attempt in ahead])
+                active([ref[1:] for ref in ahead])
                 told += len(ahead)
             begin = time.perf_counter_ns()
             try:
@@ -156,8 +155,7 @@ class Handling:
             yield done
 
     async def _together(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> list[Outcome]:
-        refs = references(batch)
-        active([(job_id, name, attempt) for _, job_id, name, attempt in refs])
+        refs = self._begun(batch, active)
         slots = asyncio.Semaphore(self.concurrency)
 
         async def one(i: int, job: Job, packed: bytes) -> Outcome:
@@ -188,13 +186,19 @@ class Handling:
             raise UnrecoverableError(text) if self.unknown_name == "dlq" else LookupError(text)
         return found
 
+    def _begun(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> list[Reference]:
+        with paused():
+            refs = references(batch)
+            active([ref[1:] for ref in refs])
+        return refs
+
     def _answered(self, refs: Sequence[Reference], answers: Sequence[Any], begin: int) -> list[Outcome]:
-        if all(answer is None for answer in answers):
+        with paused():
+            if any(answer is not None for answer in answers):
+                return [self._answer(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
             took_us = (time.perf_counter_ns() - begin) // 1000
-            return [
-                Outcome(i, OK, None, "", "", None, job_id, name, runs, took_us, True) for i, job_id, name, runs in refs
-            ]
-        return [self._answer(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
+            done = ("", "", None)
+            return [Outcome(i, OK, None, *done, job_id, name, runs, took_us, True) for i, job_id, name, runs in refs]
 
     def _answer(self, ref: Reference, answer: Any, begin: int) -> Outcome:
         entry_id, job_id, name, attempt = ref

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from chasqui.bridge import Position, Reader, Sample, Walk
+from chasqui_spark.collecting import freeze_once, paused
 from chasqui_spark.options import SourceOptions
 from chasqui_spark.planning import (
     Range,
@@ -98,15 +98,8 @@ def read_ranges(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.
     behind the last page.
     """
     rows = Rows(options)
-    # A page is thousands of small lists that all die with it and hold no cycles; looking for some at every turn took a
-    # third of the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with reading(options) as reader:
-            for r in ranges:
-                for page in reader.pages(options.view, r.queue, r.after, r.upto):
-                    yield rows.batch(r.queue, page)
-    finally:
-        if collecting:
-            gc.enable()
+    with paused(), reading(options) as reader:
+        for r in ranges:
+            for page in reader.pages(options.view, r.queue, r.after, r.upto):
+                yield rows.batch(r.queue, page)
+    freeze_once()

@@ -13,6 +13,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import InputPartition
 
 from chasqui.bridge import OK, Outcomes
+from chasqui_spark.collecting import paused
 from chasqui_spark.consume_reader import BatchPartition, ConsumeReader
 from chasqui_spark.handling import Handling
 from chasqui_spark.links import link_of
@@ -39,7 +40,8 @@ class WorkReader(ConsumeReader):
         outcomes = Outcomes(link_of(self._options), queue, self._options)
         for batch in super().read(partition):
             for told in handling.run(batch, outcomes.active):
-                outcomes.settle(told)
+                with paused():
+                    outcomes.settle(told)
                 yield pa.record_batch([pa.array([one.outcome == OK for one in told])], schema=_SCHEMA)
 
 
