@@ -38,11 +38,12 @@ class WorkReader(ConsumeReader):
         queue = cast(BatchPartition, partition).queue
         handling = unpacked(self._packed)
         outcomes = Outcomes(link_of(self._options), queue, self._options)
-        for batch in super().read(partition):
-            for told in handling.run(batch, outcomes.active):
-                with paused():
-                    outcomes.settle(told)
-                yield pa.record_batch([pa.array([one.outcome == OK for one in told])], schema=_SCHEMA)
+        with outcomes.telling():
+            for batch in super().read(partition):
+                for told in handling.run(batch, outcomes.active):
+                    with paused():
+                        outcomes.settle(told)
+                    yield pa.record_batch([pa.array([one.outcome == OK for one in told])], schema=_SCHEMA)
 
 
 _serializer: Any = CloudPickleSerializer

@@ -8,13 +8,14 @@ from typing import TypeAlias
 from chasqui.protocol import manifests
 from chasqui.protocol.consume import Entry
 from chasqui.protocol.keys import Keys
-from chasqui.protocol.manifests import Place
+from chasqui.protocol.manifests import Item, Place
+from chasqui.protocol.reading import FIRST_PAGE, next_count
 from chasqui.redis_io import Link
 
 Piece: TypeAlias = tuple[int, int, int]
 """Part of a batch: a block, the first job of it, and the one behind the last."""
 
-_PAGE_BYTES = 4 << 20
+_BLOCKS_AT_ONCE = 16
 
 
 class BatchJobs:
@@ -37,10 +38,26 @@ class BatchJobs:
         """The records of the jobs in these pieces: entry id, flat fields, deliveries before. What is gone is left
         out.
         """
-        for block, start, stop in pieces:
-            items = self._link.run(self._place.items(self._seq, [block]))[0][start:stop]
-            while items:
-                found, covered = self._link.run(manifests.entries(self._place.keys, items, _PAGE_BYTES))
-                items = items[covered:]
+        count = FIRST_PAGE
+        for start in range(0, len(pieces), _BLOCKS_AT_ONCE):
+            some = pieces[start : start + _BLOCKS_AT_ONCE]
+            blocks = self._link.run(self._place.items(self._seq, [block for block, _, _ in some]))
+            runs = [items[first:stop] for items, (_, first, stop) in zip(blocks, some, strict=True)]
+            while runs:
+                chosen, runs = first_of(runs, count)
+                found = self._link.run(manifests.entries(self._place.keys, chosen))
                 if found:
+                    count = next_count(count, found)
                     yield found
+
+
+def first_of(runs: Sequence[list[Item]], count: int) -> tuple[list[list[Item]], list[list[Item]]]:
+    """The first so many items of these runs, and the rest; what is empty is left out."""
+    chosen: list[list[Item]] = []
+    rest: list[list[Item]] = []
+    for run in runs:
+        if count:
+            chosen.append(run[:count])
+        rest.append(run[count:])
+        count -= min(count, len(run))
+    return [run for run in chosen if run], [run for run in rest if run]

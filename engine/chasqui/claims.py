@@ -257,8 +257,8 @@ class Claims:
             self._next_stale.pop(queue, None)
             return
         log.warning("queue %r: the only job of batch %d ended its process %d times: given up", queue, seq, runs)
-        items = [item for _, block in self._blocks(place, seq) for item in block]
-        entries, _ = self._link.run(manifests.entries(place.keys, items))
+        blocks = [items for _, items in self._blocks(place, seq) if items]
+        entries = self._link.run(manifests.entries(place.keys, blocks))
         letters = []
         for entry_id, flat, _ in entries:
             data, name = fields(flat).get(b"d", b""), fields(flat).get(b"n", b"")

@@ -8,14 +8,14 @@ try, or the settling of the whole batch, finds it. A reply that is lost: every c
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from chasqui.errors import ChasquiError, DecodeError
+from chasqui.errors import DecodeError
 from chasqui.options import Settling
 from chasqui.protocol import events
 from chasqui.protocol.codec import decode_envelope, decode_name, encode_envelope
@@ -26,9 +26,9 @@ from chasqui.protocol.manifests import CONSUMER_PREFIX
 from chasqui.protocol.replies import fields, number, plain
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, script
 from chasqui.redis_io import Link
+from chasqui.teller import Teller, write
 from chasqui.verdicts import GiveUp, Rules, after_failure, next_run
 
-log = logging.getLogger("chasqui.outcomes")
 T = TypeVar("T")
 
 _LOOK_AT_ONCE = 250
@@ -85,11 +85,21 @@ class _Found:
 
 
 class Outcomes:
-    """Settles outcomes of one queue's jobs. Threads may share it."""
+    """Settles outcomes of one queue's jobs."""
 
     def __init__(self, link: Link, queue: str, rules: Settling) -> None:
         self._link, self._keys, self._options = link, Keys(queue), rules
         self._rules = Rules.of(rules)
+        self._teller: Teller | None = None
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Until the block ends events are written from a thread of their own; then all of them are."""
+        with Teller(self._link, self._keys, self._options.events_max_stream_len) as self._teller:
+            try:
+                yield
+            finally:
+                self._teller = None
 
     def active(self, jobs: Sequence[tuple[str, str, int]]) -> None:
         """Tell that handlers start: job id, name and attempt of each. Best effort, as all events."""
@@ -241,10 +251,10 @@ class Outcomes:
             self._write([events.encode(name, job_id, now_ms, job, extras) for name, job_id, job, extras in told])
 
     def _write(self, lines: list[events.Line]) -> None:
-        try:
-            self._link.run(events.write(self._keys, lines, self._options.events_max_stream_len))
-        except ChasquiError as error:
-            log.warning("%d events were not written: %s", len(lines), error.message)
+        if self._teller is not None:
+            self._teller.tell(lines)
+        else:
+            write(self._link, self._keys, lines, self._options.events_max_stream_len)
 
 
 _Event = tuple[str, str, str, tuple[str | int, ...]]

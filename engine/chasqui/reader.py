@@ -11,14 +11,21 @@ from chasqui.options import ConnectionOptions
 from chasqui.protocol import observe, reading, schedule
 from chasqui.protocol.flow import Refusal
 from chasqui.protocol.keys import Keys, checked_queue
-from chasqui.protocol.reading import BEGINNING, Id, PendingEntry, Position, Sample, Walk
+from chasqui.protocol.reading import (
+    BEGINNING,
+    FIRST_PAGE,
+    PAGE_ENTRIES,
+    Id,
+    PendingEntry,
+    Position,
+    Sample,
+    Walk,
+    fitting,
+    next_count,
+)
 from chasqui.redis_io import Link
 from chasqui.repeat import RepeatableMeta
 
-# A page is what lies in memory at a time: so many entries at most, and about so many bytes.
-PAGE_ENTRIES = 4000
-PAGE_BYTES = 4 << 20
-_FIRST_PAGE = 250
 _TIES = 10_000
 
 _STREAMS: dict[str, Callable[[Keys], str]] = {
@@ -74,7 +81,7 @@ class Reader:
     def pages(self, view: str, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any]]:
         """The entries of a range, in pages of bounded size: (id, flat list of fields and values) each."""
         key = self._stream(view, queue)
-        count = _FIRST_PAGE
+        count = FIRST_PAGE
         while True:
             entries = self._link.run(reading.page(key, after, upto, count))
             if not entries:
@@ -141,7 +148,7 @@ class Reader:
         The promoter takes members away meanwhile, so places in the set shift: pages go on by score. Members of one
         score are told apart by themselves, up to ten thousand of them; beyond that by place.
         """
-        least, ties, skip, count = "-inf", set[bytes](), 0, _FIRST_PAGE
+        least, ties, skip, count = "-inf", set[bytes](), 0, FIRST_PAGE
         while True:
             page = self._link.run(reading.delayed(self._of(queue), least, skip, count + len(ties)))
             fresh = [(member, score) for member, score in page if member not in ties]
@@ -157,7 +164,7 @@ class Reader:
             else:
                 least, ties, skip = repr(last), same, 0
             size = sum(len(member) for member, _ in fresh)
-            count = _fitting(count, len(fresh), size)
+            count = fitting(count, len(fresh), size)
 
     def repeatable(self, queue: str, limit: int = 100_000) -> list[RepeatableMeta]:
         """The repeat specs of a queue, the next to fire first."""
@@ -216,15 +223,3 @@ def queue_of(key: bytes, suffixes: Sequence[str]) -> str | None:
         return checked_queue(name)
     except ValueError:
         return None
-
-
-def next_count(count: int, entries: Sequence[Any]) -> int:
-    """How many entries to ask for next: about ``PAGE_BYTES`` of such as these. A page grows by steps, so that one page
-    of small entries does not make the next one, of large ones, a thousand times as long.
-    """
-    some = entries[:: max(1, len(entries) // 64)]
-    return _fitting(count, len(some), sum(len(value) for entry in some for value in entry[1] or ()))
-
-
-def _fitting(count: int, entries: int, size: int) -> int:
-    return max(1, min(PAGE_ENTRIES, 4 * count, PAGE_BYTES * entries // max(1, size)))

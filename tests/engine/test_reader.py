@@ -12,8 +12,9 @@ from chasqui import Producer, ServerError, WrongKeyType, embedded
 from chasqui.bridge import ConnectionOptions, Reader, delayed_columns, job_columns
 from chasqui.protocol.columns import one_by_one
 from chasqui.protocol.keys import Keys
+from chasqui.protocol.reading import PAGE_BYTES, PAGE_ENTRIES, next_count
 from chasqui.protocol.replies import fields
-from chasqui.reader import PAGE_BYTES, PAGE_ENTRIES, next_count, queue_of
+from chasqui.reader import queue_of
 from tests.proxy import CUT, DROP_REPLY, Proxy
 
 

@@ -17,7 +17,7 @@ from chasqui.protocol.consume import Entry, Member
 from chasqui.protocol.flow import Arg, Batch, Flow, call_script, call_scripts, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import number, plain
-from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, script
+from chasqui.protocol.scripts import SCRIPT_ENTRIES, script
 
 CONSUMER_PREFIX = "spark-"
 KEEP_MS = 7 * 24 * 3_600_000
@@ -246,37 +246,26 @@ def _items(text: bytes | None) -> list[Item]:
     return items
 
 
-def entries(keys: Keys, items: Sequence[Item], max_bytes: int = SCRIPT_BYTES) -> Flow[tuple[list[Entry], int]]:
-    """The records of the first items, and how many of the items that covers; those that are gone are left out.
+def entries(keys: Keys, runs: Sequence[Sequence[Item]]) -> Flow[list[Entry]]:
+    """The records of jobs, in one round trip; those that are gone are left out.
 
-    About ``max_bytes`` at a time, so memory does not grow with the batch. New jobs were taken in one go and stand side
-    by side in the stream: read as a range. Others are read one by one.
+    Each run is of one block. New jobs were taken in one go and stand side by side in the stream: read as a range. Jobs
+    that were taken over are read one by one, and so is what foreign entries in between have kept out of a range.
     """
-    found: list[Entry] = []
-    size = covered = 0
-    page = PAGE
-    while covered < len(items) and size < max_bytes:
-        chunk = items[covered : covered + page]
-        before = dict(chunk)
-        if any(deliveries for _, deliveries in chunk):
-            replies = yield Batch(tuple(command("XRANGE", keys.stream, i, i, safe=True) for i, _ in chunk))
-            records = [record for reply in values(replies) for record in reply]
-        else:
-            records = yield command("XRANGE", keys.stream, chunk[0][0], chunk[-1][0], "COUNT", len(chunk), safe=True)
-            if len(records) == len(chunk) and records[-1][0] != chunk[-1][0]:
-                # Entries between ours that are not: read the rest one by one.
-                seen = {record[0] for record in records}
-                missing = [i for i, _ in chunk if i not in seen]
-                replies = yield Batch(tuple(command("XRANGE", keys.stream, i, i, safe=True) for i in missing))
-                records += [record for reply in values(replies) for record in reply]
-        for entry_id, flat in records:
-            if entry_id in before:
-                found.append((entry_id, flat, before[entry_id]))
-                size += len(flat[1]) if len(flat) in (2, 4) else sum(len(part) for part in flat)
-        covered += len(chunk)
-        if found:
-            page = max(1, min(SCRIPT_ENTRIES, (max_bytes - size) * len(found) // max(1, size)))
-    return found, covered
+    ranges = [run for run in runs if not any(deliveries for _, deliveries in run)]
+    single = [entry_id for run in runs if any(deliveries for _, deliveries in run) for entry_id, _ in run]
+    asked = [command("XRANGE", keys.stream, run[0][0], run[-1][0], "COUNT", len(run), safe=True) for run in ranges]
+    asked += [command("XRANGE", keys.stream, i, i, safe=True) for i in single]
+    replies = values((yield Batch(tuple(asked))))
+    hidden: list[bytes] = []
+    for run, records in zip(ranges, replies, strict=False):
+        if len(records) == len(run) and records[-1][0] != run[-1][0]:
+            seen = {record[0] for record in records}
+            hidden += [entry_id for entry_id, _ in run if entry_id not in seen]
+    if hidden:
+        replies += values((yield Batch(tuple(command("XRANGE", keys.stream, i, i, safe=True) for i in hidden))))
+    before = {entry_id: deliveries for run in runs for entry_id, deliveries in run}
+    return [(i, flat, before[i]) for records in replies for i, flat in records if i in before]
 
 
 def ended_key(run: str) -> str:

@@ -19,6 +19,10 @@ BEGINNING = "0-0"
 SEQUENCES = 2**64 - 1
 GUESSES = 15
 SCAN_COUNT = 1000
+# A page is what lies in memory at a time: so many entries at most, and about so many bytes.
+PAGE_ENTRIES = 4000
+PAGE_BYTES = 4 << 20
+FIRST_PAGE = 250
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """A stream entry as it comes: its id, then fields and values in turn."""
@@ -234,3 +238,16 @@ def results(keys: Sequence[str]) -> Flow[list[tuple[bytes, int]]]:
     replies = yield Batch(tuple(Command((name, key), safe=True) for key in keys for name in ("GET", "PTTL")))
     replies = values(replies)
     return [(replies[i] or b"", number(replies[i + 1])) for i in range(0, len(replies), 2)]
+
+
+def next_count(count: int, entries: Sequence[Any]) -> int:
+    """How many entries to ask for next: about ``PAGE_BYTES`` of such as these. A page grows by steps, so that one page
+    of small entries does not make the next one, of large ones, a thousand times as long.
+    """
+    some = entries[:: max(1, len(entries) // 64)]
+    return fitting(count, len(some), sum(len(value) for entry in some for value in entry[1] or ()))
+
+
+def fitting(count: int, entries: int, size: int) -> int:
+    """The same, where so many entries are known to have that size together."""
+    return max(1, min(PAGE_ENTRIES, 4 * count, PAGE_BYTES * entries // max(1, size)))
