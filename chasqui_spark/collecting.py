@@ -26,6 +26,16 @@ def paused() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def resumed() -> Iterator[None]:
+    """Inside ``paused``: code of others runs here, and it may make cycles."""
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable()
+
+
 def freeze_once() -> None:
     """Leave what is alive now out of all later searches. For Spark's Python workers, at the end of their first task."""
     global _froze

@@ -25,7 +25,7 @@ from chasqui.bridge import (
     is_unrecoverable,
     reason_of,
 )
-from chasqui_spark.collecting import paused
+from chasqui_spark.collecting import paused, resumed
 
 SETTLE_JOBS = 1000
 SETTLE_AFTER_S = 0.5
@@ -76,17 +76,20 @@ class Handling:
 
     def run(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> Iterator[list[Outcome]]:
         """Run the handler on all rows of one queue; ``active`` is told of jobs just before they start."""
-        if isinstance(self.handler, ArrowHandler):
-            yield from self._tables(self.handler, batch, active)
-        elif isinstance(self.handler, BatchHandler):
-            size = self.handler.max_jobs
-            for start in range(0, batch.num_rows, size):
-                yield self._lists(self.handler, batch.slice(start, size), active)
-        elif self._asynchronous():
-            for start in range(0, batch.num_rows, SETTLE_JOBS):
-                yield asyncio.run(self._together(batch.slice(start, SETTLE_JOBS), active))
-        else:
-            yield from self._singly(batch, active)
+        with paused():
+            if isinstance(self.handler, ArrowHandler):
+                yield from self._tables(self.handler, batch, active)
+            elif isinstance(self.handler, BatchHandler):
+                size = self.handler.max_jobs
+                for start in range(0, batch.num_rows, size):
+                    yield self._lists(self.handler, batch.slice(start, size), active)
+            elif self._asynchronous():
+                for start in range(0, batch.num_rows, SETTLE_JOBS):
+                    with resumed():
+                        done = asyncio.run(self._together(batch.slice(start, SETTLE_JOBS), active))
+                    yield done
+            else:
+                yield from self._singly(batch, active)
 
     def _tables(
         self, handler: ArrowHandler, batch: pa.RecordBatch, active: Callable[[Told], None]
@@ -96,7 +99,8 @@ class Handling:
             refs = self._begun(part, active)
             begin = time.perf_counter_ns()
             try:
-                returned = handler.function(pa.Table.from_batches([part]))
+                with resumed():
+                    returned = handler.function(pa.Table.from_batches([part]))
                 if isinstance(returned, pa.Array | pa.ChunkedArray):
                     returned = returned.to_pylist()
                 answers = batch_outcomes(refs, returned)  # type: ignore[arg-type]
@@ -117,9 +121,10 @@ class Handling:
                 answers[i] = error
         listed = [job for _, job in jobs]
         try:
-            returned = handler.function(listed)
-            if isinstance(returned, Awaitable):
-                returned = asyncio.run(_awaited(returned))
+            with resumed():
+                returned = handler.function(listed)
+                if isinstance(returned, Awaitable):
+                    returned = asyncio.run(_awaited(returned))
             found = batch_outcomes(listed, returned)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
             found = [_outcome_or_raise(error)] * len(listed)
@@ -142,9 +147,10 @@ class Handling:
             try:
                 call = self._find(job.name)
                 job.payload = self.codec.unpack(packed)
-                answer = call(job)
-                if isinstance(answer, Awaitable):
-                    answer = asyncio.run(_awaited(answer))
+                with resumed():
+                    answer = call(job)
+                    if isinstance(answer, Awaitable):
+                        answer = asyncio.run(_awaited(answer))
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
                 answer = _outcome_or_raise(error)
             done.append(self._answer(refs[i], answer, begin))
@@ -187,18 +193,16 @@ class Handling:
         return found
 
     def _begun(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> list[Reference]:
-        with paused():
-            refs = references(batch)
-            active([ref[1:] for ref in refs])
+        refs = references(batch)
+        active([ref[1:] for ref in refs])
         return refs
 
     def _answered(self, refs: Sequence[Reference], answers: Sequence[Any], begin: int) -> list[Outcome]:
-        with paused():
-            if any(answer is not None for answer in answers):
-                return [self._answer(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
-            took_us = (time.perf_counter_ns() - begin) // 1000
-            done = ("", "", None)
-            return [Outcome(i, OK, None, *done, job_id, name, runs, took_us, True) for i, job_id, name, runs in refs]
+        if any(answer is not None for answer in answers):
+            return [self._answer(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
+        took_us = (time.perf_counter_ns() - begin) // 1000
+        done = ("", "", None)
+        return [Outcome(i, OK, None, *done, job_id, name, runs, took_us, True) for i, job_id, name, runs in refs]
 
     def _answer(self, ref: Reference, answer: Any, begin: int) -> Outcome:
         entry_id, job_id, name, attempt = ref

@@ -38,11 +38,10 @@ class WorkReader(ConsumeReader):
         queue = cast(BatchPartition, partition).queue
         handling = unpacked(self._packed)
         outcomes = Outcomes(link_of(self._options), queue, self._options)
-        with outcomes.telling():
+        with outcomes.telling(), paused():
             for batch in super().read(partition):
                 for told in handling.run(batch, outcomes.active):
-                    with paused():
-                        outcomes.settle(told)
+                    outcomes.settle(told)
                     yield pa.record_batch([pa.array([one.outcome == OK for one in told])], schema=_SCHEMA)
 
 
