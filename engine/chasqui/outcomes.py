@@ -20,6 +20,7 @@ from chasqui.options import Settling
 from chasqui.protocol import events
 from chasqui.protocol.codec import decode_envelope, decode_name, encode_envelope
 from chasqui.protocol.consume import Call, DeadLetter, Member
+from chasqui.protocol.events import Alike, Line
 from chasqui.protocol.flow import Arg, Batch, Flow, call_script, call_scripts, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import CONSUMER_PREFIX
@@ -104,7 +105,7 @@ class Outcomes:
     def active(self, jobs: Sequence[tuple[str, str, int]]) -> None:
         """Tell that handlers start: job id, name and attempt of each. Best effort, as all events."""
         if self._options.events_enabled and jobs:
-            self._write(events.encode_runs("active", _now_ms(), jobs))
+            self._write(events.encode_runs("active", _now_ms(), [(*job, None) for job in jobs]))
 
     def settle(self, outcomes: Sequence[Outcome]) -> Settled:
         """Settle them; what is not a Spark consumer's is passed over."""
@@ -141,9 +142,10 @@ class Outcomes:
             ended += part if 0 not in reply else [one for one, mine in zip(part, reply, strict=True) if number(mine)]
         if self._options.events_enabled and ended:
             now_ms = _now_ms()
-            unheard = [(one.job_id or "", one.name, one.attempt) for one in ended if not one.started]
+            unheard = [(one.job_id or "", one.name, one.attempt, None) for one in ended if not one.started]
             ends = [(one.job_id or "", one.name, one.attempt, one.duration_us) for one in ended]
-            self._write(events.encode_runs("active", now_ms, unheard) + events.encode_ends("completed", now_ms, ends))
+            self._write(events.encode_runs("active", now_ms, unheard))
+            self._write(events.encode_runs("completed", now_ms, ends))
         return Settled(done=len(ended), gone=sum(map(len, parts)) - len(ended))
 
     def _named(self, done: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -250,7 +252,9 @@ class Outcomes:
             now_ms = _now_ms()
             self._write([events.encode(name, job_id, now_ms, job, extras) for name, job_id, job, extras in told])
 
-    def _write(self, lines: list[events.Line]) -> None:
+    def _write(self, lines: Alike | list[Line]) -> None:
+        if not len(lines):
+            return
         if self._teller is not None:
             self._teller.tell(lines)
         else:

@@ -12,7 +12,7 @@ import threading
 
 from chasqui.errors import ChasquiError
 from chasqui.protocol import events
-from chasqui.protocol.events import Line
+from chasqui.protocol.events import Alike, Line
 from chasqui.protocol.keys import Keys
 from chasqui.redis_io import Link
 
@@ -26,7 +26,7 @@ class Teller:
 
     def __init__(self, link: Link, keys: Keys, max_len: int) -> None:
         self._link, self._keys, self._max_len = link, keys, max_len
-        self._waiting: queue.Queue[list[Line] | None] = queue.Queue(_MOST)
+        self._waiting: queue.Queue[Alike | list[Line] | None] = queue.Queue(_MOST)
         self._thread = threading.Thread(target=self._write_all, name="chasqui-events", daemon=True)
 
     def __enter__(self) -> Teller:
@@ -37,7 +37,7 @@ class Teller:
         self._waiting.put(None)
         self._thread.join()
 
-    def tell(self, lines: list[Line]) -> None:
+    def tell(self, lines: Alike | list[Line]) -> None:
         """Write these after all that were told before."""
         self._waiting.put(lines)
 
@@ -46,7 +46,7 @@ class Teller:
             write(self._link, self._keys, lines, self._max_len)
 
 
-def write(link: Link, keys: Keys, lines: list[Line], max_len: int) -> None:
+def write(link: Link, keys: Keys, lines: Alike | list[Line], max_len: int) -> None:
     """Write events now. Best effort: what the server does not take is logged and gone."""
     try:
         link.run(events.write(keys, lines, max_len))

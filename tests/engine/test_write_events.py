@@ -11,7 +11,7 @@ import redis
 from chasqui import ConnectionLost, ServerError
 from chasqui.embedded import EmbeddedServer
 from chasqui.options import ConnectionOptions
-from chasqui.protocol.events import PIECE_EVENTS, Line, encode, encode_run, write
+from chasqui.protocol.events import PIECE_EVENTS, Alike, Line, encode, encode_run, encode_runs, write
 from chasqui.protocol.flow import Flow, command
 from chasqui.protocol.keys import Keys
 from chasqui.redis_io import Link
@@ -125,6 +125,31 @@ def test_the_quick_way_gives_the_same_bytes(name: str, attempt: int) -> None:
 
     assert encode_run("active", "j-ñ", TS, name, attempt) == encode("active", "j-ñ", TS, name, active)
     assert encode_run("completed", "j", TS, name, attempt, 438) == encode("completed", "j", TS, name, completed)
+
+
+@pytest.mark.parametrize(
+    ("runs", "kind"),
+    [
+        ([(f"j-{n:04}", "ok", 2, None) for n in range(2 * PIECE_EVENTS + 1)], Alike),
+        ([(f"j-{n}", "", 0, 438) for n in range(3)], Alike),
+        ([("ñ", "名", 0, 7), ("ab", "名", 0, 7)], Alike),  # one length in bytes
+        ([("j-1", "ok", 0, 438), ("j-12", "ok", 0, 438)], list),
+        ([("a", "ok", 0, None), ("b", "no", 0, None)], list),
+        ([("a", "ok", 0, None), ("b", "ok", 1, None)], list),
+        ([("a", "ok", 0, 1), ("b", "ok", 0, 2)], list),
+        ([], list),
+    ],
+)
+def test_runs_of_a_batch_are_written_as_one_by_one(link: Link, keys: Keys, runs: list[Any], kind: type) -> None:
+    lines = encode_runs("completed", TS, runs)
+    assert type(lines) is kind
+
+    link.run(write(keys, lines, 100_000))
+    together = stored(link, keys)
+    link.run(write(keys, [encode_run("completed", i, TS, name, n + 1, took) for i, name, n, took in runs], 100_000))
+
+    assert [*together, *together] == stored(link, keys)
+    assert len(together) == len(runs)
 
 
 def test_a_key_of_another_type_is_an_error_and_stays_as_it_is(link: Link, keys: Keys, client: redis.Redis) -> None:
