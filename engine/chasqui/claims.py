@@ -26,6 +26,7 @@ from chasqui.protocol.flow import Flow
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import Item, Place
 from chasqui.protocol.replies import fields
+from chasqui.protocol.scripts import SCRIPT_ENTRIES
 from chasqui.redis_io import Link
 
 log = logging.getLogger("chasqui.claims")
@@ -33,6 +34,7 @@ log = logging.getLogger("chasqui.claims")
 STOPPED, FAILED = "stopped", "failed"
 _RELEASED, _DISSOLVED = "released", "dissolved"
 _POLL_S = 0.05
+_SLICES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +177,11 @@ class Claims:
     def _fill(self, place: Place, seq: int, token: int, limit: int, max_bytes: int | None, upto: str) -> int | None:
         queue, min_idle_ms = place.keys.queue, self._terms.claim_min_idle_ms
         jobs = 0
+        # A limit in bytes is looked at after each slice.
+        slices = min(_SLICES_AT_ONCE, -(-limit // SCRIPT_ENTRIES)) if max_bytes is None else 1
         for idle_ms in [min_idle_ms, 0] if time.monotonic() >= self._next_stale.get(queue, 0.0) else [0]:
             while True:
-                taken = self._link.run(place.claim(seq, token, limit, min_idle_ms=idle_ms, upto=upto))
+                taken = self._link.run(place.claim(seq, token, limit, min_idle_ms=idle_ms, upto=upto, slices=slices))
                 if taken is None:
                     return None
                 if taken.jobs and not jobs:

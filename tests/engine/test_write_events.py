@@ -132,8 +132,7 @@ def test_the_quick_way_gives_the_same_bytes(name: str, attempt: int) -> None:
     [
         ([(f"j-{n:04}", "ok", 2, None) for n in range(2 * PIECE_EVENTS + 1)], Alike),
         ([(f"j-{n}", "", 0, 438) for n in range(3)], Alike),
-        ([("ñ", "名", 0, 7), ("ab", "名", 0, 7)], Alike),  # one length in bytes
-        ([("j-1", "ok", 0, 438), ("j-12", "ok", 0, 438)], list),
+        ([("ñ\udcff", "名", 0, 7), ("ab", "名", 0, 7)], Alike),
         ([("a", "ok", 0, None), ("b", "no", 0, None)], list),
         ([("a", "ok", 0, None), ("b", "ok", 1, None)], list),
         ([("a", "ok", 0, 1), ("b", "ok", 0, 2)], list),

@@ -414,20 +414,6 @@ def test_events_refused_in_a_move_are_sent_again_alone() -> None:
     assert [[body in data for _, body in lines] for data in sent] == [[True, True, True], [False, True, False]]
 
 
-def test_events_of_a_batch_refused_in_a_move_are_sent_again_alone() -> None:
-    moved = Refusal("MOVED", "1 h:1")
-    lines = events.encode_runs("active", 1, [(job_id, "", 0, None) for job_id in "abc"])
-
-    result, steps = replay(events.write(KEYS, lines, 9), [Fed([None, moved, None, moved], 4), Fed([None, None], 2)])
-
-    assert result is None
-    sent = [b"".join(piece for piece, _ in step.pieces()) for step in steps if isinstance(step, Feed)]
-    assert [[b"$1\r\n%b\r\n" % job_id in data for job_id in (b"a", b"b", b"c")] for data in sent] == [
-        [True, True, True],
-        [False, True, False],
-    ]
-
-
 @pytest.mark.parametrize("fed", [Fed([OOM, None], 2), Fed([LOADING, LOADING], 2), Fed([None], 2, LOST)])
 def test_events_refused_or_lost_otherwise_are_not_sent_again(fed: Fed) -> None:
     error, steps = replay(events.write(KEYS, [(1, b"$1\r\nx\r\n")], 9), [fed])

@@ -101,19 +101,16 @@ class Place:
     # Taking.
 
     def claim(
-        self, seq: int, token: int, limit: int, *, min_idle_ms: int = 0, upto: str = "", count: int = SCRIPT_ENTRIES
+        self, seq: int, token: int, limit: int, *, min_idle_ms: int = 0, upto: str = "", slices: int = 1
     ) -> Flow[Taken | None]:
-        """The next slice: new jobs, or with ``min_idle_ms`` those of silent workers. None: the token is old."""
-        args: list[Arg] = [token, self.group, self.member.consumer, limit, min(count, SCRIPT_ENTRIES)]
-        reply = yield from call_script(
-            script("claim_batch"),
-            [self.session, self.manifest(seq), self.keys.stream, self.keys.paused],
-            [*args, min_idle_ms, upto, KEEP_MS],
-            safe=True,
-        )
-        if number(reply[0]) < 0:
+        """The next slices: new jobs, or with ``min_idle_ms`` those of silent workers. None: the token is old."""
+        args: list[Arg] = [token, self.group, self.member.consumer, limit, SCRIPT_ENTRIES, min_idle_ms, upto, KEEP_MS]
+        call = script("claim_batch"), [self.session, self.manifest(seq), self.keys.stream, self.keys.paused], args
+        replies = values((yield from call_scripts([call] * slices, safe=True)))
+        if number(replies[-1][0]) < 0:
             return None
-        return Taken(number(reply[0]), number(reply[1]), number(reply[2]), number(reply[3]) == 1)
+        now = sum(max(0, number(reply[0])) for reply in replies)
+        return Taken(now, number(replies[-1][1]), number(replies[-1][2]), number(replies[-1][3]) == 1)
 
     def seal(self, seq: int, token: int) -> Flow[int | None]:
         """Close the manifest; how many jobs it holds. None: the token is old."""

@@ -12,25 +12,20 @@
 -- returns a list, a job each: 1 ended here, 0 not a Spark consumer's any more
 local stream, group, prefix, ttl_s, count = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local call, first = redis.call, 5
-local ended, ours, owners = {}, {}, {}
-if count == 0 then return ended end
+if count == 0 then return {} end
+local function spark_has(pending) return pending and string.sub(pending[2], 1, #prefix) == prefix end
+
 -- Jobs that were taken together stand side by side, so one look finds most of them; the others are looked for one by one.
+local ended, ours, held = {}, {}, {}
 for _, pending in ipairs(call('XPENDING', stream, group, ARGV[first], ARGV[first + count - 1], count)) do
-  owners[pending[1]] = pending[2]
+  held[pending[1]] = spark_has(pending)
 end
 for i = 1, count do
   local id = ARGV[first + i - 1]
-  local owner = owners[id]
-  if not owner then
-    local pending = call('XPENDING', stream, group, id, id, 1)[1]
-    owner = pending and pending[2] or ''
-  end
-  if string.sub(owner, 1, #prefix) == prefix then
-    ours[#ours + 1] = id
-    ended[i] = 1
-  else
-    ended[i] = 0
-  end
+  local mine = held[id]
+  if mine == nil then mine = spark_has(call('XPENDING', stream, group, id, id, 1)[1]) end
+  ended[i] = mine and 1 or 0
+  if mine then ours[#ours + 1] = id end
 end
 for i = first + count, #ARGV, 2 do
   if ended[tonumber(ARGV[i])] == 1 then
