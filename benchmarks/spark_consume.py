@@ -1,8 +1,8 @@
 """How fast Spark works jobs off: claimed, read and settled, and with handlers on executors.
 
-Spark runs in a process of its own and is warmed. A rate counts from the first trigger to the end of the query, so
-planning, checkpoints and settling are in it; starting a query, which takes Spark a second, is not, and neither is the
-start of the loops and workers beside it.
+Spark runs in a process of its own and is warmed. A rate counts from the first trigger until the stream is empty, so
+planning, checkpoints and settling are in it. Starting and ending a query, which take Spark a second, are not, and
+neither are the start and the end of the loops and workers beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -142,15 +143,17 @@ def _serve(url: str) -> None:
         jobs = spark.readStream.format("chasqui").options(url=url, queue=QUEUE, mode="consume", **options).load()
         return jobs.writeStream.format("noop").option("checkpointLocation", home).trigger(availableNow=True).start()
 
-    plain = redis.Redis.from_url(url)
+    plain, stream = redis.Redis.from_url(url), f"{{chasqui:{QUEUE}}}:stream"
     for line in sys.stdin:
         told = json.loads(line)
         with tempfile.TemporaryDirectory() as home:
             running = query(told["way"], home, told["options"])
-            running.awaitTermination()
+            while running.isActive and plain.xlen(stream):
+                time.sleep(0.01)
             end = datetime.now(UTC)
+            running.awaitTermination()
         seconds = (end - min(datetime.fromisoformat(p.timestamp) for p in running.recentProgress)).total_seconds()
-        left = plain.xlen(f"{{chasqui:{QUEUE}}}:stream")
+        left = plain.xlen(stream)
         print(json.dumps({"seconds": seconds, "left": left}), flush=True)
 
 

@@ -16,6 +16,7 @@ from chasqui.bridge import OK, Outcomes
 from chasqui_spark.collecting import paused
 from chasqui_spark.consume_reader import BatchPartition, ConsumeReader
 from chasqui_spark.handling import Handling
+from chasqui_spark.in_order import InOrder
 from chasqui_spark.links import link_of
 from chasqui_spark.options import SourceOptions
 from chasqui_spark.views import schema_of
@@ -38,10 +39,12 @@ class WorkReader(ConsumeReader):
         queue = cast(BatchPartition, partition).queue
         handling = unpacked(self._packed)
         outcomes = Outcomes(link_of(self._options), queue, self._options)
-        with outcomes.telling(), paused():
+        # The server and this process take turns working: outcomes and events go their way while the next jobs are read
+        # and run. A task ends well only when all of them have arrived.
+        with InOrder("chasqui-outcomes") as later, paused():
             for batch in super().read(partition):
-                for told in handling.run(batch, outcomes.active):
-                    outcomes.settle(told)
+                for told in handling.run(batch, lambda jobs: later.do(outcomes.active, jobs)):
+                    later.do(outcomes.settle, told)
                     yield pa.record_batch([pa.array([one.outcome == OK for one in told])], schema=_SCHEMA)
 
 

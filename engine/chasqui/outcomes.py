@@ -8,14 +8,14 @@ try, or the settling of the whole batch, finds it. A reply that is lost: every c
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from chasqui.errors import DecodeError
+from chasqui.errors import ChasquiError, DecodeError
 from chasqui.options import Settling
 from chasqui.protocol import events
 from chasqui.protocol.codec import decode_envelope, decode_name, encode_envelope
@@ -27,9 +27,9 @@ from chasqui.protocol.manifests import CONSUMER_PREFIX
 from chasqui.protocol.replies import fields, number, plain
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, script
 from chasqui.redis_io import Link
-from chasqui.teller import Teller, write
 from chasqui.verdicts import GiveUp, Rules, after_failure, next_run
 
+log = logging.getLogger("chasqui.outcomes")
 T = TypeVar("T")
 
 _LOOK_AT_ONCE = 250
@@ -91,16 +91,6 @@ class Outcomes:
     def __init__(self, link: Link, queue: str, rules: Settling) -> None:
         self._link, self._keys, self._options = link, Keys(queue), rules
         self._rules = Rules.of(rules)
-        self._teller: Teller | None = None
-
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Until the block ends events are written from a thread of their own; then all of them are."""
-        with Teller(self._link, self._keys, self._options.events_max_stream_len) as self._teller:
-            try:
-                yield
-            finally:
-                self._teller = None
 
     def active(self, jobs: Sequence[tuple[str, str, int]]) -> None:
         """Tell that handlers start: job id, name and attempt of each. Best effort, as all events."""
@@ -110,12 +100,13 @@ class Outcomes:
     def settle(self, outcomes: Sequence[Outcome]) -> Settled:
         """Settle them; what is not a Spark consumer's is passed over."""
         done = [one for one in outcomes if one.outcome == OK]
-        failed = [one for one in outcomes if one.outcome != OK]
+        failed = [one for one in outcomes if one.outcome != OK] if len(done) < len(outcomes) else []
         total = Settled()
-        parts = list(slices(done, lambda one: len(one.result or b"")))
+        results = any(one.result is not None for one in done)
+        parts = list(slices(done, (lambda one: len(one.result or b"")) if results else None))
         for start in range(0, len(parts), _SCRIPTS_AT_ONCE):
             total += self._settle_done(parts[start : start + _SCRIPTS_AT_ONCE])
-        for part in slices(failed, lambda _: 0):
+        for part in slices(failed, None):
             total += self._settle_failed(part)
         return total
 
@@ -253,12 +244,10 @@ class Outcomes:
             self._write([events.encode(name, job_id, now_ms, job, extras) for name, job_id, job, extras in told])
 
     def _write(self, lines: Alike | list[Line]) -> None:
-        if not len(lines):
-            return
-        if self._teller is not None:
-            self._teller.tell(lines)
-        else:
-            write(self._link, self._keys, lines, self._options.events_max_stream_len)
+        try:
+            self._link.run(events.write(self._keys, lines, self._options.events_max_stream_len))
+        except ChasquiError as error:
+            log.warning("%d events were not written: %s", len(lines), error.message)
 
 
 _Event = tuple[str, str, str, tuple[str | int, ...]]
@@ -301,8 +290,11 @@ def _look(keys: Keys, group: str, ids: Sequence[bytes]) -> Flow[dict[bytes, _Fou
     return found
 
 
-def slices(items: Sequence[T], size: Callable[[T], int]) -> Iterator[Sequence[T]]:
+def slices(items: Sequence[T], size: Callable[[T], int] | None) -> Iterator[Sequence[T]]:
     """Cut so that each part fits one call of a script: a thousand items and, unless one alone is larger, a megabyte."""
+    if size is None:
+        yield from (items[start : start + SCRIPT_ENTRIES] for start in range(0, len(items), SCRIPT_ENTRIES))
+        return
     start = total = 0
     for i, item in enumerate(items):
         more = size(item)
