@@ -1,7 +1,12 @@
-"""Sources for comparison only: the same reader yielding Python rows, and one that notes its worker's peak memory."""
+"""Sources for comparison only: the same reader yielding Python rows, and one that notes its worker's peak memory.
+
+The row path is what a source without record batches would do: it decodes job by job and yields a tuple for each, with
+Python's collector as Spark leaves it.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -11,7 +16,8 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from chasqui.bridge import job_columns
+from chasqui.bridge import entry_fields
+from chasqui.protocol.codec import decode_fields, decode_name
 from chasqui_spark import ChasquiDataSource
 from chasqui_spark.options import source_options
 from chasqui_spark.planning import RangePartition
@@ -31,24 +37,20 @@ class RowSource(ChasquiDataSource):
 class _RowReader(StreamReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, RangePartition)
+        gc.unfreeze()
         with reading(self._options) as reader:
             for r in partition.ranges:
                 for page in reader.pages("jobs", r.queue, r.after, r.upto):
-                    jobs = job_columns(page)
-                    for i, (entry_id, _) in enumerate(page):
-                        text = entry_id.decode()
-                        yield (
-                            r.queue,
-                            text,
-                            jobs.ids[i],
-                            jobs.names[i].decode(),  # type: ignore[union-attr]
-                            jobs.payloads[i],
-                            datetime.fromtimestamp(jobs.created_ms[i] / 1000, UTC),  # type: ignore[operator]
-                            datetime.fromtimestamp(int(text.partition("-")[0]) / 1000, UTC),
-                            jobs.attempts[i],
-                            None,
-                            None,
-                        )
+                    for entry_id, flat in page:
+                        yield _row(r.queue, entry_id.decode(), entry_fields(flat))
+        gc.freeze()
+
+
+def _row(queue: str, entry_id: str, found: dict[bytes, bytes]) -> tuple[Any, ...]:
+    job_id, payload, created_ms, attempt, _, _ = decode_fields(found[b"d"])
+    created = datetime.fromtimestamp(created_ms / 1000, UTC)
+    enqueued = datetime.fromtimestamp(int(entry_id.partition("-")[0]) / 1000, UTC)
+    return queue, entry_id, job_id, decode_name(found.get(b"n")), payload, created, enqueued, attempt, None, None
 
 
 class MeasuredSource(ChasquiDataSource):

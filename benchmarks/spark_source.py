@@ -54,7 +54,7 @@ def source_schema_vs_xrange() -> Row:
 
 def source_arrow_vs_rows() -> Row:
     """Arrow record batches against the same source yielding Python rows, which Spark then converts one by one."""
-    with _filled(JOBS // 2) as url:
+    with _filled(JOBS) as url:
         return compare(
             "source_arrow_vs_rows",
             lambda: _streamed(url),
