@@ -6,12 +6,17 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chasqui import ChasquiError
 from chasqui.bridge import add_arguments, collect, read_file, spell
 
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
 T = TypeVar("T")
+
+_REMEMBERED = 1000
 
 
 def arguments(about: str | None, cls: type[Any], *, skip: tuple[str, ...] = ()) -> argparse.ArgumentParser:
@@ -38,6 +43,32 @@ def spark_options(options: Any) -> dict[str, str]:
 def python_options(options: Any) -> dict[str, Any]:
     """The same as keyword arguments, for ``worker(...)``."""
     return {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) != f.default}
+
+
+class Counted:
+    """How many rows a running query has read. Spark remembers its last hundred batches only: ask more often."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._seen: dict[int, int] = {}
+        self._rows = 0
+
+    def rows(self) -> int:
+        """Rows of all batches since the query was started."""
+        for progress in self._query.recentProgress:
+            # While nothing comes Spark tells of the batch to come, with no rows.
+            known = self._seen.get(progress.batchId, 0)
+            self._rows += max(0, progress.numInputRows - known)
+            self._seen[progress.batchId] = max(known, progress.numInputRows)
+        for batch in sorted(self._seen)[:-_REMEMBERED]:
+            del self._seen[batch]
+        return self._rows
+
+    def finish(self, every_s: int = 1, tell: Callable[[int], object] = lambda _: None) -> int:
+        """Wait for the query's end; its rows. ``tell`` is told of them every so often."""
+        while not self._query.awaitTermination(every_s):
+            tell(self.rows())
+        return self.rows()
 
 
 def run(main: Callable[[list[str]], int]) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from chasqui_spark.options import SourceOptions
-from chasqui_spark.pipeline import arguments, chosen, run, spark_options
+from chasqui_spark.pipeline import Counted, arguments, chosen, run, spark_options
 
 
 def main(argv: list[str]) -> int:
@@ -33,9 +33,8 @@ def main(argv: list[str]) -> int:
         .option("checkpointLocation", flags.checkpoint)
     )
     every = {"processingTime": flags.follow} if flags.follow else {"availableNow": True}
-    query = writer.trigger(**every).start()
-    query.awaitTermination()
-    print(f"archived {sum(p.numInputRows for p in query.recentProgress):,} events to {flags.path}")
+    rows = Counted(writer.trigger(**every).start()).finish()
+    print(f"archived {rows:,} events to {flags.path}")
     return 0
 
 

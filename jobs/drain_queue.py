@@ -19,7 +19,7 @@ import chasqui_spark
 from chasqui import Producer
 from chasqui.bridge import load_handler
 from chasqui_spark.options import SourceOptions, connection_of
-from chasqui_spark.pipeline import arguments, chosen, python_options, run
+from chasqui_spark.pipeline import Counted, arguments, chosen, python_options, run
 
 OWN = ("view", "mode", "ack", "payload_schema", "queues", "queue_pattern")
 
@@ -41,15 +41,16 @@ def main(argv: list[str]) -> int:
             trigger={"availableNow": True},
             **python_options(options),
         )
-        started, done = time.monotonic(), 0
-        while query.isActive:
-            query.awaitTermination(2)
-            done = sum(progress.numInputRows for progress in query.recentProgress)
+        started = time.monotonic()
+
+        def tell(done: int) -> None:
             stats = producer.stats(group=options.group)
             rate = done / (time.monotonic() - started)
             left = stats.waiting + stats.pending
             eta = f"{left / rate:,.0f} s" if rate else "unknown"
             print(f"{done:,} done, {rate:,.0f}/s, {left:,} left, ETA {eta}", file=sys.stderr)
+
+        done = Counted(query).finish(2, tell)
         after = producer.stats(group=options.group)
     failed = after.dlq - before.dlq
     print(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from chasqui_spark.options import SinkOptions
-from chasqui_spark.pipeline import arguments, chosen, run, spark_options
+from chasqui_spark.pipeline import Counted, arguments, chosen, run, spark_options
 
 READERS = {"csv": {"header": "true", "inferSchema": "true"}, "json": {}, "parquet": {}}
 
@@ -57,8 +57,7 @@ def stream(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
-    print(f"enqueued {sum(p.numInputRows for p in query.recentProgress):,} new rows of {path}")
+    print(f"enqueued {Counted(query).finish():,} new rows of {path}")
     return 0
 
 
