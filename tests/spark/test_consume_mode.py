@@ -63,14 +63,16 @@ def test_available_now_drains_settles_and_reads_nothing_twice(
 def test_one_batch_then_silence_and_its_jobs_are_gone_within_a_second(
     spark: SparkSession, one_url: str, one_client: redis.Redis, one_queue: str, tmp_path: Path
 ) -> None:
-    done: list[float] = []
-    query = start(consume(spark, one_url, one_queue), tmp_path, lambda jobs, _: done.append(jobs.count()))
+    took: list[float] = []
+    query = start(consume(spark, one_url, one_queue), tmp_path, lambda jobs, _: jobs.count() and None)
     with running(query):
-        add(one_url, one_queue, 20)
-        eventually(lambda: query.lastProgress and query.lastProgress["numInputRows"], within=60)
-        begin = time.monotonic()
-        gone(one_client, one_queue, within=20)
-    assert time.monotonic() - begin < 2  # a second, and the polling of this loaded machine
+        for batch in range(3):
+            add(one_url, one_queue, 20)
+            log = tmp_path / "commits" / str(batch)
+            eventually(log.exists, within=60)
+            gone(one_client, one_queue, within=20)
+            took.append(time.time() - log.stat().st_mtime)
+    assert sorted(took)[1] < 1  # one of three may meet a pause of this machine
 
 
 def test_the_listener_settles_although_the_next_trigger_is_far_away(
