@@ -9,97 +9,24 @@ the streaming query is stopped and started again in the middle: nothing may be l
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
-from demo_report import figures_of, page
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from demo_figures import figures_of
+from demo_orders import FILES, QUEUE, start_query, write_orders
+from demo_report import page
+from demo_watch import Watch, all_done
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from chasqui import Producer, QueueEvents, embedded
-
-QUEUE = "orders"
-FILES = 20
-
-
-def scored(orders: DataFrame) -> DataFrame:
-    """Orders as jobs: the score decides the name, and the name how patient the workers are."""
-    score = f.abs(f.sin("order")) * f.least(f.col("amount") / 100, f.lit(1.0))
-    name = f.when(score > 0.6, "fraud-check").when(score > 0.3, "invoice").otherwise("ship")
-    return orders.withColumn("score", score).select(
-        name.alias("name"),
-        f.struct("order", "customer", "amount", "score").alias("payload"),
-        f.when(score > 0.6, 5).otherwise(2).alias("max_attempts"),
-        f.lit("exponential").alias("backoff_kind"),
-        f.lit(50).alias("backoff_delay_ms"),
-    )
-
-
-def start_query(spark: SparkSession, folder: Path, url: str):
-    orders = spark.readStream.schema("order BIGINT, customer STRING, amount DOUBLE").json(str(folder / "orders"))
-    writer = scored(orders).writeStream.format("chasqui").option("url", url).option("queue", QUEUE)
-    return writer.option("checkpointLocation", str(folder / "checkpoint")).start()
-
-
-def write_orders(folder: Path, count: int, seconds: float) -> None:
-    """Files of orders, over time, each there in one moment."""
-    each = count // FILES
-    for n in range(FILES):
-        lines = [
-            json.dumps({"order": o, "customer": f"c{o % 997}", "amount": (o * 37 % 20_000) / 100})
-            for o in range(n * each, (n + 1) * each)
-        ]
-        part = folder / f"part-{n}.tmp"
-        part.write_text("\n".join(lines))
-        part.rename(folder / "orders" / f"part-{n}.json")
-        time.sleep(seconds / FILES)
-
-
-class Watch:
-    """Counts events as they come, for the terminal."""
-
-    def __init__(self, url: str) -> None:
-        self.seen: Counter[str] = Counter()
-        self._events = QueueEvents(url, queue=QUEUE, start="0-0")
-        threading.Thread(target=self._count, daemon=True).start()
-
-    def _count(self) -> None:
-        for event in self._events:
-            self.seen[event.name] += 1
-
-    def table(self, producer: Producer, orders: int, note: str) -> Table:
-        stats = producer.stats()
-        shown = Table.grid(padding=(0, 3))
-        for label, value in (
-            ("completed", f"{self.seen['completed']:,} of {orders:,}"),
-            ("waiting, running, delayed", f"{stats.waiting:,}, {stats.pending:,}, {stats.delayed:,}"),
-            ("retried, dead", f"{self.seen['retry-scheduled']:,}, {stats.dlq:,}"),
-            ("now", note),
-        ):
-            shown.add_row(label, value)
-        return shown
-
-
-def all_done(query, producer: Producer) -> bool:
-    """Whether nothing is left to enqueue or to run. Events would not do: those of a killed worker's last moments are
-    missing.
-    """
-    for _ in range(2):  # looked at before and after Spark has written what it had
-        stats = producer.stats()
-        if stats.waiting or stats.pending or stats.delayed:
-            return False
-        query.processAllAvailable()
-    return True
+from chasqui import Producer, embedded
 
 
 def main() -> int:
