@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 
 from chasqui import ChasquiError, ConfigError, OptionError
 from chasqui.bridge import DirectWriter, Room, Staged, Stager, Terms, Transactions
+from chasqui_spark.collecting import freeze_once, paused
 from chasqui_spark.encoding import BadRow, Encoder, complaint
 from chasqui_spark.options import ReplayOptions, SettleOptions, SinkOptions, connection_of, writes_of
 from chasqui_spark.worker_logs import show_logs
@@ -156,6 +157,12 @@ class _Core:
 
     def write(self, iterator: Iterator[pa.RecordBatch], identity: Identity | None) -> Written:
         show_logs()
+        with paused():
+            message = self._written(iterator, identity)
+        freeze_once()
+        return message
+
+    def _written(self, iterator: Iterator[pa.RecordBatch], identity: Identity | None) -> Written:
         if identity is None:
             room = Room.of(self._options.max_stream_len, self._options.overflow, self._options.block_timeout)
             with DirectWriter(
