@@ -76,3 +76,13 @@ def queue(client: redis.Redis) -> Iterator[str]:
     if keys:
         client.delete(*keys)
     assert not leaked, f"keys without expiry: {leaked}"
+
+
+def is_redis_6(client: redis.Redis) -> bool:
+    return int(client.info("server")["redis_version"].partition(".")[0]) < 7
+
+
+def skip_before_redis_7(client: redis.Redis, what: str) -> None:
+    """For rules and counters that came with Redis 7.0."""
+    if is_redis_6(client):
+        pytest.skip(f"Redis 6.2 has no {what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,8 +36,15 @@ _CODES: list[tuple[type[Exception], str]] = [
 ]
 
 
+# What a command inside a script was refused with: the script's own words to Redis before 7.0.
+_IN_SCRIPT = re.compile(r"Error running script \(call to f_[0-9a-f]{40}\): (?:@user_script: ?[0-9]+: )+-?([A-Z]+) ")
+
+
 def refusal_of(error: Exception) -> Refusal:
     text = str(error)
+    inside = _IN_SCRIPT.search(text)
+    if inside:
+        return Refusal(inside[1], text[inside.end() :])
     for kind, code in _CODES:
         if isinstance(error, kind):
             return Refusal(code, text.removeprefix(f"{code} "))

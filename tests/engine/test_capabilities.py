@@ -12,6 +12,7 @@ from chasqui.options import ConnectionOptions
 from chasqui.protocol.capabilities import Capabilities, probe
 from chasqui.protocol.keys import Keys
 from chasqui.redis_io import AsyncLink, Link
+from tests.conftest import is_redis_6
 from tests.engine.seen import keys_of
 
 
@@ -49,7 +50,8 @@ def truth(client: redis.Redis, queue: str) -> Iterator[Capabilities]:
 @pytest.fixture
 def reader(client: redis.Redis, url: str) -> Iterator[str]:
     """The url of a user who may not ask for the documentation, so that the probe has to try."""
-    client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", "-command|docs")
+    docs = "-command" if is_redis_6(client) else "-command|docs"
+    client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", docs)
     yield url.replace("redis://", "redis://reader:secret@")
     client.execute_command("ACL", "DELUSER", "reader")
 

@@ -44,8 +44,8 @@ class Cluster:
         for i, client in enumerate(self.clients):
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
         for i, client in enumerate(self.clients[:primaries]):
-            first, last = i * SLOTS // primaries, (i + 1) * SLOTS // primaries - 1
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            slots = range(i * SLOTS // primaries, (i + 1) * SLOTS // primaries)
+            client.execute_command("CLUSTER", "ADDSLOTS", *slots)
         for node in self.nodes[1:]:
             self.clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
         self.ids = [str(client.execute_command("CLUSTER", "MYID").decode()) for client in self.clients]

@@ -14,6 +14,7 @@ from chasqui.embedded import EmbeddedServer
 from chasqui.options import ConnectionOptions
 from chasqui.reader import Reader
 from chasqui.transactions import Terms
+from tests.conftest import skip_before_redis_7
 from tests.engine.cli_tools import Ctl
 from tests.engine.test_transactions import commit, jobs, stage
 from tests.engine.worker_tools import nothing_left, working
@@ -54,10 +55,11 @@ def test_an_embedded_server_as_it_is_would_lose_jobs_and_doctor_says_so(
 
 
 @pytest.fixture
-def users(start_like: Callable[..., EmbeddedServer], tmp_path: Path) -> Callable[[str], str]:
+def users(start_like: Callable[..., EmbeddedServer], client: redis.Redis, tmp_path: Path) -> Callable[[str], str]:
     """A server with the users of the shipped file; gives the url of each. The default user stays, to look from outside:
     the embedded server asks as that whether it is up.
     """
+    skip_before_redis_7(client, "rules for keys that may only be read")
     text = (CONF / "users.acl").read_text()
     assert text.startswith("user default off\n")
     acl = tmp_path / "users.acl"

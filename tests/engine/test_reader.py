@@ -15,6 +15,7 @@ from chasqui.protocol.keys import Keys
 from chasqui.protocol.reading import PAGE_BYTES, PAGE_ENTRIES, next_count
 from chasqui.protocol.replies import fields
 from chasqui.reader import queue_of
+from tests.conftest import is_redis_6, skip_before_redis_7
 from tests.proxy import CUT, DROP_REPLY, Proxy
 
 
@@ -38,7 +39,9 @@ def test_positions_tell_where_streams_stand(reader: Reader, url: str, queue: str
 
     here, none = found[queue], found[f"{queue}-none"]
     assert not isinstance(here, WrongKeyType)
-    assert (here.first_id, here.last_id, here.length, here.added, here.max_deleted) == (first, third, 2, 3, second)
+    assert (here.first_id, here.last_id, here.length) == (first, third, 2)
+    # Redis 6.2 has neither counter.
+    assert (here.added, here.max_deleted) in [(3, second), *([(None, None)] if is_redis_6(client) else [])]
     assert not isinstance(none, WrongKeyType)
     assert (none.exists, none.last_id, none.length) == (False, "0-0", 0)
 
@@ -115,6 +118,7 @@ def test_a_walk_in_bytes_takes_at_least_one_entry(reader: Reader, url: str, queu
 
 def test_the_walk_works_where_read_only_scripts_are_not_allowed(url: str, queue: str, client: redis.Redis) -> None:
     """As on Redis 6.2, which does not have them."""
+    skip_before_redis_7(client, "read-only scripts to forbid")
     add(url, queue, 5)
     client.acl_setuser("old", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-evalsha_ro", "-eval_ro"])
     try:
