@@ -35,6 +35,7 @@ STOPPED, FAILED = "stopped", "failed"
 _RELEASED, _DISSOLVED = "released", "dissolved"
 _POLL_S = 0.05
 _SLICES_AT_ONCE = 4
+_UNKNOWN = float("-inf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Claims:
         self._holder = uuid.uuid4().hex
         self._lock = threading.RLock()  # a signal handler may come in between
         self._tokens: dict[str, int] = {}
-        self._in_flight: set[tuple[str, int]] = set()
+        self._in_flight: dict[tuple[str, int], float] = {}  # and when its claims were last known to be fresh
         self._mine: set[tuple[str, int]] = set()  # taken by this process: as fresh as it gets
         self._planned: set[tuple[str, int]] = set()
         self._looked: dict[str, int] = {}
@@ -176,7 +177,7 @@ class Claims:
 
     def _fill(self, place: Place, seq: int, token: int, limit: int, max_bytes: int | None, upto: str) -> int | None:
         queue, min_idle_ms = place.keys.queue, self._terms.claim_min_idle_ms
-        jobs = 0
+        jobs, began = 0, time.monotonic()
         # A limit in bytes is looked at after each slice.
         slices = min(_SLICES_AT_ONCE, -(-limit // SCRIPT_ENTRIES)) if max_bytes is None else 1
         for idle_ms in [min_idle_ms, 0] if time.monotonic() >= self._next_stale.get(queue, 0.0) else [0]:
@@ -186,7 +187,7 @@ class Claims:
                     return None
                 if taken.jobs and not jobs:
                     with self._lock:
-                        self._in_flight.add((queue, seq))
+                        self._in_flight[queue, seq] = began
                         self._mine.add((queue, seq))
                 jobs = taken.jobs
                 if max_bytes is not None and taken.size >= max_bytes:
@@ -205,7 +206,7 @@ class Claims:
             return 0
         if found:
             with self._lock:
-                self._in_flight.add((queue, seq))
+                self._in_flight.setdefault((queue, seq), _UNKNOWN)
         return found
 
     # Running.
@@ -224,7 +225,7 @@ class Claims:
             log.info("queue %r: batch %d was %s; nothing is read from it", queue, seq, plan.state)
             return Planned()
         with self._lock:
-            self._in_flight.add((queue, seq))
+            self._in_flight.setdefault((queue, seq), _UNKNOWN)
             self._planned.add((queue, seq))
         dropped = 0
         if plan.new and (queue, seq) not in self._mine:
@@ -257,7 +258,7 @@ class Claims:
                 )
             )
             with self._lock:
-                self._in_flight.discard((queue, seq))
+                self._in_flight.pop((queue, seq), None)
             self._next_stale.pop(queue, None)
             return
         log.warning("queue %r: the only job of batch %d ended its process %d times: given up", queue, seq, runs)
@@ -284,7 +285,8 @@ class Claims:
         """Spark has committed this batch."""
         settle(self._link, queue, self._sid, seq, self._terms)
         with self._lock:
-            for known in (self._in_flight, self._mine, self._planned):
+            self._in_flight.pop((queue, seq), None)
+            for known in (self._mine, self._planned):
                 known.discard((queue, seq))
 
     def leave(self, grace_s: float) -> int:
@@ -347,24 +349,29 @@ class Claims:
         every_s = min(self._ttl_ms, self._terms.claim_min_idle_ms) / 3000
         while not self._stop.wait(every_s):
             with self._lock:
-                tokens, flying = dict(self._tokens), sorted(self._in_flight)
+                tokens, flying = dict(self._tokens), dict(self._in_flight)
             for queue, token in tokens.items():
                 try:
-                    self._renew(queue, token, [seq for name, seq in flying if name == queue])
+                    self._renew(queue, token, {seq: at for (name, seq), at in sorted(flying.items()) if name == queue})
                 except ChasquiError as error:
                     log.warning("queue %r: renewing claims: %s; trying again", queue, error.message)
 
-    def _renew(self, queue: str, token: int, seqs: list[int]) -> None:
+    def _renew(self, queue: str, token: int, flying: dict[int, float]) -> None:
         place = self._place(queue)
-        if not self._link.run(place.keep(token, self._ttl_ms, seqs)):
+        if not self._link.run(place.keep(token, self._ttl_ms, list(flying))):
             log.warning("queue %r: another driver has taken the lease", queue)
             return  # the next script that wants the token says so to Spark
-        for seq in seqs:
+        # This comes three times per threshold at least: a batch that is fresh now is renewed long before it is stale.
+        now = time.monotonic()
+        for seq in [seq for seq, at in flying.items() if now - at >= self._terms.claim_min_idle_ms / 6000]:
             for _, items in self._blocks(place, seq):
                 if self._stop.is_set():
                     return
                 if items:
                     self._link.run(place.member.renew([entry_id for entry_id, _ in items]))
+            with self._lock:
+                if (queue, seq) in self._in_flight:
+                    self._in_flight[queue, seq] = now
 
 
 def settle(link: Link, queue: str, sid: str, seq: int, terms: SettleTerms | None = None) -> int:

@@ -54,6 +54,17 @@ def test_an_entry_whose_record_is_gone_is_no_error(q: Pending) -> None:
     assert renew(q, entry) in ([], [entry])
 
 
+def test_claims_are_found_in_any_order_and_among_those_of_others(q: Pending) -> None:
+    (a,) = q.taken("me", "a", idle_ms=50_000)
+    (b,) = q.taken("other", "b", idle_ms=50_000)
+    c, d = q.taken("me", "c", "d", idle_ms=50_000)
+
+    assert renew(q) == []
+    assert renew(q, d, b, a) == [b]
+
+    assert [q.idle_ms(entry) >= 5_000 for entry in (a, b, c, d)] == [False, True, True, False]
+
+
 def test_a_thousand_are_renewed_in_one_call(q: Pending) -> None:
     entries = q.taken("me", *(str(n) for n in range(1000)), idle_ms=50_000)
 
