@@ -99,7 +99,7 @@ def worker_batch_vs_native() -> Row:
         url = redis8_server.url
 
         def native() -> float:
-            jobs = 20_000
+            jobs = 40_000
             preload(url, jobs)
             command = [python, str(Path(__file__).with_name("native_worker.py")), url, QUEUE, str(jobs), "on"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
