@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from chasqui import Producer, embedded
 from chasqui.protocol.keys import Keys
+from tests.conftest import skip_before_redis_7
 from tests.spark.source_tools import Run, add, stream, xadd_at
 
 
@@ -37,6 +38,7 @@ def watched(spark: SparkSession, client: redis.Redis, url: str, queue: str, tmp_
 
 
 def test_trimmed_entries_fail_the_query_or_are_warned_about(watched: Watched) -> None:
+    skip_before_redis_7(watched.client, "counters of what was added and deleted")
     watched.put(1, 2, 3)
     assert watched.read() == ["1-0", "2-0", "3-0"]
     watched.put(4, 5, 6, 7)
@@ -57,6 +59,7 @@ def test_trimming_what_was_read_is_no_loss(watched: Watched) -> None:
 
 
 def test_a_limited_query_that_lags_behind_trimming_notices(watched: Watched) -> None:
+    skip_before_redis_7(watched.client, "counters of what was added and deleted")
     watched.put(*range(1, 7))
     # An AvailableNow run goes on to its target: a batch that fails half way leaves the query in the middle.
     frame = stream(watched.spark, watched.url, queue=watched.queue, view="events", maxJobsPerTrigger=2)
@@ -86,6 +89,7 @@ def test_deleted_entries_of_the_dead_letters_are_no_loss(watched: Watched) -> No
 
 
 def test_a_stream_made_anew_is_noticed(watched: Watched) -> None:
+    skip_before_redis_7(watched.client, "counters of what was added and deleted")
     watched.put(1, 2, 3)
     watched.read()
     watched.client.delete(watched.key)
@@ -151,6 +155,7 @@ def test_workers_that_settle_jobs_are_no_loss_but_counted(
 ) -> None:
     import json
 
+    skip_before_redis_7(client, "counters of what was added and deleted")
     key = Keys(queue).stream
     run = Run(stream(spark, url, queue=queue), tmp_path)
     with Producer(url, queue=queue) as producer:
