@@ -44,7 +44,9 @@ def main() -> int:
         .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
     )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel(
+        "OFF"
+    )  # stopping the query on purpose would show as errors; its own are raised below
     with nullcontext() if flags.url else embedded.start() as server, tempfile.TemporaryDirectory() as temporary:
         url, folder = flags.url or server.url, Path(temporary)
         (folder / "orders").mkdir()
