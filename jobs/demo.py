@@ -44,9 +44,8 @@ def main() -> int:
         .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
     )
-    spark.sparkContext.setLogLevel(
-        "OFF"
-    )  # stopping the query on purpose would show as errors; its own are raised below
+    # Stopping the query on purpose would show as errors; its own are raised below.
+    spark.sparkContext.setLogLevel("OFF")
     with nullcontext() if flags.url else embedded.start() as server, tempfile.TemporaryDirectory() as temporary:
         url, folder = flags.url or server.url, Path(temporary)
         (folder / "orders").mkdir()
