@@ -178,3 +178,20 @@ def test_events_whose_reply_is_lost_are_not_written_twice(
         assert ids == [b"j-0", *(b"j-%d" % n for n in range(len(ids) - 1))]
         assert 3 <= len(ids) - 1 <= 4
         link.close()
+
+
+def test_events_of_a_batch_whose_reply_is_lost_are_not_written_twice(
+    server: EmbeddedServer, keys: Keys, client: redis.Redis
+) -> None:
+    assert server.port
+    alike = encode_runs("active", TS, [(f"j-{n}", "x", 0, None) for n in range(10)])
+    with Proxy(server.port) as proxy:
+        link = Link(ConnectionOptions(url=proxy.url))
+        link.run(write(keys, alike, 100))
+        proxy.on("EVALSHA", act=DROP_REPLY)
+
+        with pytest.raises(ConnectionLost):
+            link.run(write(keys, alike, 100))
+
+        assert client.xlen(keys.events) == 20
+        link.close()
