@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -55,6 +56,7 @@ def settings_of(options: ConnectionOptions, address: Address) -> dict[str, Any]:
 
 
 def client(address: Address, options: ConnectionOptions, settings: dict[str, Any]) -> Any:
+    settings = {**settings, "redis_connect_func": _come_in}
     if address.kind == "cluster":
         return Nodes(address, options, settings)
     if address.kind == "sentinel":
@@ -67,6 +69,7 @@ def client(address: Address, options: ConnectionOptions, settings: dict[str, Any
 
 
 def async_client(address: Address, options: ConnectionOptions, settings: dict[str, Any]) -> Any:
+    settings = {**settings, "redis_connect_func": _acome_in}
     if address.kind == "cluster":
         return AsyncNodes(address, options, settings)
     if address.kind == "sentinel":
@@ -78,6 +81,27 @@ def async_client(address: Address, options: ConnectionOptions, settings: dict[st
     return aioredis.Redis.from_pool(
         aioredis.BlockingConnectionPool(**_async_pool_settings(address, options), **settings)
     )
+
+
+def _come_in(connection: Any) -> None:
+    """What redis-py does with a fresh connection, and without a password a question that needs to be let in.
+
+    A server hangs up on a stranger that sends much, and its refusal may be lost with the connection: nothing would tell
+    then that none of what was sent is in.
+    """
+    connection.on_connect()
+    if connection.password is None:
+        connection.send_command("PING", check_health=False)
+        with suppress(redis.ResponseError):
+            connection.read_response()
+
+
+async def _acome_in(connection: Any) -> None:
+    await connection.on_connect()
+    if connection.password is None:
+        await connection.send_command("PING", check_health=False)
+        with suppress(redis.ResponseError):
+            await connection.read_response()
 
 
 class Nodes:

@@ -336,7 +336,8 @@ class AsyncLink:
             sent = True
 
         try:
-            connection = await pool.get_connection()
+            async with asyncio.timeout((self._options.connect_timeout_ms + self._options.socket_timeout_ms) / 1000):
+                connection = await pool.get_connection()
         except _LOST as error:
             _doubt(pool)
             raise connection_lost(error, self._address, sent=False) from None

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import redis
 
-from chasqui import Producer
+from chasqui import ConnectionLost, Producer
 from chasqui.embedded import EmbeddedServer
 from tests.engine.breaks import KEEPS_DATA
+from tests.engine.conftest import Connect
 from tests.engine.worker_tools import Gate, Running, dead_letters, nothing_left, pending, working
 from tests.support import eventually
 
@@ -167,6 +168,24 @@ def test_a_server_that_stands_still_for_a_while_is_waited_for(start_like: StartL
         took = time.monotonic() - back
 
     assert took < 2.0
+
+
+def test_a_server_that_takes_connections_and_says_nothing_is_not_waited_for_for_ever(
+    connect: Connect, start_like: StartLike, queue: str
+) -> None:
+    server = start_like()
+    producer = connect(server.url, queue=queue, socket_timeout_ms=200, connect_timeout_ms=200, reconnect_attempts=1)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        asked = time.monotonic()
+        with pytest.raises(ConnectionLost) as caught:
+            producer.add(1)
+        took = time.monotonic() - asked
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+    assert not caught.value.sent
+    assert took < 5.0
 
 
 def test_connections_killed_by_the_server_again_and_again_lose_and_double_nothing(

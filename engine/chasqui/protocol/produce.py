@@ -134,8 +134,7 @@ def add_bulk(keys: Keys, room: Room, bulk: Bulk, attempts: int) -> Flow[int | No
         if problem is None:
             return length
         failures = 0 if None in fed.replies else failures
-        if not _locked_out(problem):
-            unanswered |= {*left[len(fed.replies) : fed.sent]}
+        unanswered |= {*left[len(fed.replies) : fed.sent]}
         again = problem.code in PASSING and not fed.final if isinstance(problem, Refusal) else True
         if None in fed.replies[refused:]:
             again = again and {reply.code for reply in fed.replies if reply is not None} <= REDIRECTIONS
@@ -167,13 +166,6 @@ def add_bulks(keys: Keys, room: Room, bulks: Sequence[Bulk], attempts: int) -> F
             raise _stopped(error, _ids_of(done), 0, _ids_of(bulks)) from error
         done.append(bulk)
     return length
-
-
-def _locked_out(problem: Exception) -> bool:
-    """A connection that was not let in stays so: what was sent behind the refusal is refused as well, though servers
-    may hang up on such clients before they have said so for each command.
-    """
-    return isinstance(problem, Refusal) and problem.code == "NOAUTH"
 
 
 def _ids_of(bulks: Sequence[Bulk]) -> list[str]:
