@@ -67,10 +67,18 @@ endif
 test-engine: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) $(addprefix --ignore=,$(SPARK_TESTS)) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
 
-# Short-lived Java machines: compiling quickly and collecting on one thread leaves the cores to the tests.
-test-spark: export JAVA_TOOL_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto
-test-spark: $(STAMP) java
-	$(BIN)/python -m pytest -n $(SPARK_WORKERS) --dist worksteal $(SPARK_TESTS) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
+# Short-lived Java machines: compiling quickly and collecting on one thread leaves the cores to the tests, and
+# tests/spark_home.py says what else makes them start soon.
+QUICK_JAVA := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
+SPARK_MADE := $(VENV)/spark/.made
+
+$(SPARK_MADE): $(STAMP) tests/spark_home.py | java
+	JAVA_TOOL_OPTIONS='$(QUICK_JAVA)' $(BIN)/python -m tests.spark_home $(@D)
+	@touch $@
+
+test-spark: $(SPARK_MADE) java
+	SPARK_HOME=$(CURDIR)/$(<D) JAVA_TOOL_OPTIONS='$(QUICK_JAVA) -XX:SharedArchiveFile=$(CURDIR)/$(<D)/classes.jsa' \
+	  $(BIN)/python -m pytest -n $(SPARK_WORKERS) --dist worksteal $(SPARK_TESTS) $(ARGS) || $(if $(ARGS),[ $$? = 5 ],false)
 
 demo: $(STAMP) java
 	SPARK_CONF_DIR=$(CURDIR)/conf $(BIN)/python jobs/demo.py
