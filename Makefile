@@ -10,6 +10,8 @@ WORKERS ?= 4
 export SPARK_LOCAL_IP := 127.0.0.1
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+# A query starts several Python processes. They find bytecode, as they do where the package is installed.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run in Spark, and the pages whose examples do: fewer processes, because each starts a Java machine.
 SPARK_TESTS   := tests/spark tests/examples

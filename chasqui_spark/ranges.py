@@ -100,6 +100,10 @@ def read_ranges(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.
     rows = Rows(options)
     with paused(), reading(options) as reader:
         for r in ranges:
-            for page in reader.pages(options.view, r.queue, r.after, r.upto):
+            for page in (
+                reader.job_pages(r.queue, r.after, r.upto)
+                if options.view == "jobs"
+                else reader.pages(options.view, r.queue, r.after, r.upto)
+            ):
                 yield rows.batch(r.queue, page)
     freeze_once()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chasqui import DecodeError, RetryOverride
-from chasqui.bridge import JobColumns, entry_fields, job_columns, parse_event
+from chasqui.bridge import JobColumns, JobSpans, entry_fields, job_columns, parse_event
 from chasqui_spark.options import SourceOptions
 from chasqui_spark.payloads import PayloadColumn
 from chasqui_spark.views import arrow_schema, payload_columns, schema_of
@@ -35,14 +36,14 @@ class Rows:
         self._fail = options.bad_jobs == "fail"
         declared = payload_columns(options)
         self._payload = None if declared is None else PayloadColumn(declared)
-        self._make: Callable[[str, Sequence[Any], Dropped | None], pa.RecordBatch] = {
+        self._make: Callable[[str, Any, Dropped | None], pa.RecordBatch] = {
             "jobs": self._jobs,
             "dlq": self._dead_letters,
             "events": self._events,
         }.get(self.view, self._jobs)
 
-    def batch(self, queue: str, entries: Sequence[Any], dropped: Dropped | None = None) -> pa.RecordBatch:
-        """The rows of these entries: (id, flat list of fields and values) each, as ``Reader.pages`` yields them."""
+    def batch(self, queue: str, entries: Sequence[Any] | JobSpans, dropped: Dropped | None = None) -> pa.RecordBatch:
+        """The rows of a page as the reader yields it: entries of id and flat list of fields and values, or spans."""
         return self._make(queue, entries, dropped)
 
     def finished(self, columns: dict[str, pa.Array], where: Sequence[str], dropped: Dropped | None) -> pa.RecordBatch:
@@ -69,7 +70,8 @@ class Rows:
         if self._payload is None:
             payloads = pa.array(jobs.payloads, pa.binary())
         else:
-            payloads, misfits = self._payload.array(jobs.payloads)
+            given = jobs.payloads
+            payloads, misfits = self._payload.array(given.to_pylist() if isinstance(given, pa.Array) else given)
             if misfits:
                 errors = [misfits.get(i, error) for i, error in enumerate(errors or [None] * count)]
         return {
@@ -84,9 +86,25 @@ class Rows:
             "error": pa.nulls(count, pa.string()) if errors is None else pa.array(errors, pa.string()),
         }
 
-    def _jobs(self, queue: str, entries: Sequence[Any], dropped: Dropped | None) -> pa.RecordBatch:
-        columns = self.job_arrays(job_columns(entries)) | stream_arrays(queue, entries)
-        return self.finished(columns, _Where(queue, entries, dropped), dropped)
+    def _jobs(self, queue: str, page: Any, dropped: Dropped | None) -> pa.RecordBatch:
+        if isinstance(page, JobSpans):
+            try:
+                return self._job_spans(queue, page, dropped)
+            except pa.ArrowInvalid:  # an id that is not UTF-8
+                page = page.entries()
+        columns = self.job_arrays(job_columns(page)) | stream_arrays(queue, page)
+        return self.finished(columns, _Where(queue, page, dropped), dropped)
+
+    def _job_spans(self, queue: str, jobs: JobSpans, dropped: Dropped | None) -> pa.RecordBatch:
+        names = [b""] * len(jobs) if jobs.names is None else _between(jobs.data, jobs.names)
+        ids, payloads = _between(jobs.data, jobs.ids), _between(jobs.data, jobs.payloads)
+        found = JobColumns(ids, names, payloads, jobs.created_ms, jobs.attempts, None, None)  # type: ignore[arg-type]
+        columns = self.job_arrays(found) | {
+            "queue": pa.repeat(pa.scalar(queue, pa.string()), len(jobs)),
+            "entry_id": _between(jobs.data, jobs.entry_ids).cast(pa.string()),
+            "enqueued_at": _from_ms(pa.array(jobs.enqueued_ms)),
+        }
+        return self.finished(columns, _Where(queue, jobs, dropped), dropped)
 
     def _dead_letters(self, queue: str, entries: Sequence[Any], dropped: Dropped | None) -> pa.RecordBatch:
         columns = self.job_arrays(job_columns(entries)) | stream_arrays(queue, entries)
@@ -132,14 +150,15 @@ class Rows:
 class _Where(Sequence[str]):
     """Names of rows, made only when they are asked for: for people, or bare ids where entries are dropped."""
 
-    def __init__(self, queue: str, entries: Sequence[Any], dropped: Dropped | None) -> None:
+    def __init__(self, queue: str, entries: Sequence[Any] | JobSpans, dropped: Dropped | None) -> None:
         self._queue, self._entries, self._bare = queue, entries, dropped is not None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __getitem__(self, i: Any) -> Any:
-        entry_id = self._entries[i][0].decode()
+        entries = self._entries
+        entry_id = (entries.entry_id(i) if isinstance(entries, JobSpans) else entries[i][0]).decode()
         return entry_id if self._bare else f"entry {entry_id} of queue {self._queue!r}"
 
 
@@ -151,6 +170,18 @@ def stream_arrays(queue: str, entries: Sequence[Any]) -> dict[str, pa.Array]:
         "entry_id": ids,
         "enqueued_at": id_times(ids),
     }
+
+
+def _between(data: bytes, span: Any) -> pa.Array:
+    """The bytes between each begin and its end. Arrow takes all of them at once out of an array that also has, in the
+    odd places, what lies between one and the next.
+    """
+    begins, ends = span
+    places = np.empty(2 * len(begins), np.int32)
+    places[::2], places[1::2] = begins, ends
+    buffers = [None, pa.py_buffer(places), pa.py_buffer(data)]
+    both = pa.Array.from_buffers(pa.binary(), len(places) - 1, buffers)
+    return both.take(pa.array(np.arange(0, len(places) - 1, 2)))
 
 
 def id_times(ids: pa.Array) -> pa.Array:
@@ -180,7 +211,7 @@ def texts(values: Sequence[bytes | str]) -> pa.Array:
     try:
         return pa.array(values, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([_text(value) for value in values], pa.string())
+        return pa.array([_text(value) for value in pa.array(values, pa.binary()).to_pylist()], pa.string())
 
 
 def _text(value: bytes | str) -> str:

@@ -10,6 +10,7 @@ What can happen to a command:
 
     CUT            it never reaches the server; the client's connection is closed
     DROP_REPLY     the server carries it out; the client's connection is closed in place of the reply
+    HALF_REPLY     the same in the middle of the reply
     delay(s)       the reply comes late
     kill(pid)      SIGKILL to that process, then as CUT
     kill_after(pid)  the server carries it out, then SIGKILL, then as DROP_REPLY
@@ -35,17 +36,20 @@ from typing import Any, BinaryIO, Self
 
 @dataclass(frozen=True)
 class Act:
-    """What becomes of one command: ``before`` runs, it is forwarded or not, ``after`` runs, the reply passes or not."""
+    """What becomes of one command: ``before`` runs, it is forwarded or not, ``after`` runs, the reply passes or a
+    part of it.
+    """
 
     before: Callable[[], object] = lambda: None
     forward: bool = True
     after: Callable[[], object] = lambda: None
-    reply: bool = True
+    reply: float = 1
 
 
 PASS = Act()
 CUT = Act(forward=False)
-DROP_REPLY = Act(reply=False)
+DROP_REPLY = Act(reply=0)
+HALF_REPLY = Act(reply=0.5)
 
 
 def delay(seconds: float) -> Act:
@@ -57,7 +61,7 @@ def kill(pid: int) -> Act:
 
 
 def kill_after(pid: int) -> Act:
-    return Act(after=lambda: os.kill(pid, signal.SIGKILL), reply=False)
+    return Act(after=lambda: os.kill(pid, signal.SIGKILL), reply=0)
 
 
 def call(function: Callable[[], object]) -> Act:
@@ -157,9 +161,9 @@ class Proxy:
                 server.sendall(command)
                 reply = read_value(replies)
                 act.after()
-                if not act.reply:
+                client.sendall(reply[: int(act.reply * len(reply))])
+                if act.reply < 1:
                     return
-                client.sendall(reply)
         finally:
             _shut(server)
             _hang_up(client, commands)

@@ -22,7 +22,7 @@ from chasqui.options import ConnectionOptions, Settling, build, check, option, s
 from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
 from chasqui.payload import PayloadCodec
 from chasqui.protocol.blocks import Dead, Jobs, packed_retry
-from chasqui.protocol.columns import JobColumns, delayed_columns, job_columns
+from chasqui.protocol.columns import JobColumns, JobSpans, delayed_columns, job_columns
 from chasqui.protocol.consume import DeadLetter
 from chasqui.protocol.events import parse as parse_event
 from chasqui.protocol.keys import checked_app_id, checked_queue, id_bytes, name_bytes
@@ -62,6 +62,7 @@ __all__ = [
     "DirectWriter",
     "Home",
     "JobColumns",
+    "JobSpans",
     "Jobs",
     "Ledger",
     "LedgerRow",

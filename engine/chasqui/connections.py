@@ -84,24 +84,24 @@ def async_client(address: Address, options: ConnectionOptions, settings: dict[st
 
 
 def _come_in(connection: Any) -> None:
-    """What redis-py does with a fresh connection, and without a password a question that needs to be let in.
+    """What redis-py does with a fresh connection, then a question that only those who were let in may ask.
 
     A server hangs up on a stranger that sends much, and its refusal may be lost with the connection: nothing would tell
-    then that none of what was sent is in.
+    then that none of what was sent is in. ``echoes``: replies can be read as bytes there, up to the echo of a PING.
     """
+    connection.echoes = False
     connection.on_connect()
-    if connection.password is None:
-        connection.send_command("PING", check_health=False)
-        with suppress(redis.ResponseError):
-            connection.read_response()
+    connection.send_command("PING", check_health=False)
+    with suppress(redis.ResponseError):
+        connection.read_response()
+        connection.echoes = hasattr(connection, "feed_socket")
 
 
 async def _acome_in(connection: Any) -> None:
     await connection.on_connect()
-    if connection.password is None:
-        await connection.send_command("PING", check_health=False)
-        with suppress(redis.ResponseError):
-            await connection.read_response()
+    await connection.send_command("PING", check_health=False)
+    with suppress(redis.ResponseError):
+        await connection.read_response()
 
 
 class Nodes:

@@ -9,6 +9,7 @@ from chasqui.errors import WrongKeyType
 from chasqui.job import Stats
 from chasqui.options import ConnectionOptions
 from chasqui.protocol import observe, reading, schedule
+from chasqui.protocol.columns import JobSpans
 from chasqui.protocol.flow import Refusal
 from chasqui.protocol.keys import Keys, checked_queue
 from chasqui.protocol.reading import (
@@ -23,10 +24,13 @@ from chasqui.protocol.reading import (
     fitting,
     next_count,
 )
+from chasqui.protocol.replies import parsed
 from chasqui.redis_io import Link
 from chasqui.repeat import RepeatableMeta
 
 _TIES = 10_000
+# Pages that are parsed at once after one whose bytes were looked at in vain: where there is one there are more.
+_PARSED_AFTER_MISS = 8
 
 _STREAMS: dict[str, Callable[[Keys], str]] = {
     "jobs": lambda keys: keys.stream,
@@ -80,16 +84,34 @@ class Reader:
 
     def pages(self, view: str, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any]]:
         """The entries of a range, in pages of bounded size: (id, flat list of fields and values) each."""
-        key = self._stream(view, queue)
-        count = FIRST_PAGE
+        yield from self._pages(self._stream(view, queue), after, upto, None)
+
+    def job_pages(self, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any] | JobSpans]:
+        """The same for jobs: where all of a page are of the plain form, it comes as places in its bytes. Needs numpy,
+        and costs a third of what parsed pages do.
+        """
+        from chasqui.protocol.spans import job_spans
+
+        yield from self._pages(self._stream("jobs", queue), after, upto, job_spans)
+
+    def _pages(self, key: str, after: str, upto: str, look: Callable[[bytes], JobSpans | None] | None) -> Iterator[Any]:
+        count, parse = FIRST_PAGE, 0 if look else -1  # pages to parse until bytes are looked at again
         while True:
-            entries = self._link.run(reading.page(key, after, upto, count))
-            if not entries:
+            page: Any = self._link.run(reading.page(key, after, upto, count, as_bytes=parse == 0))
+            if look and isinstance(page, bytes):
+                data, page = page, look(page)
+                if page is None:
+                    page, parse = parsed(data), _PARSED_AFTER_MISS
+            else:
+                parse -= parse > 0
+            if not page:
                 return
-            last: bytes = entries[-1][0]
-            full = len(entries) == count
-            count = next_count(count, entries)
-            yield entries
+            full = len(page) == count
+            if isinstance(page, JobSpans):
+                last, count = page.entry_id(-1), fitting(count, len(page), len(page.data))
+            else:
+                last, count = page[-1][0], next_count(count, page)
+            yield page
             if not full:
                 return
             after = last.decode()

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import random
+import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -134,8 +135,11 @@ class Link:
         pool = self._pool(tries)
         with self._connection(pool) as (connection, mark_sent):
             mark_sent()
-            connection.send_packed_command(packed)
-            replies = [_read(connection) for _ in packed]
+            if tries.as_bytes and connection.echoes:
+                replies = [_read_bytes(connection, packed)]
+            else:
+                connection.send_packed_command(packed)
+                replies = [_read(connection) for _ in packed]
         return tries.heard(replies, pool)
 
     def _feed(self, feed: Feed, tries: Tries) -> Fed:
@@ -437,6 +441,43 @@ def _read(connection: Any) -> Any:
         return refusal_of(error)
     except rx.ConnectionError as error:
         raise reply_in(error) from None
+
+
+def _read_bytes(connection: Any, packed: list[bytes]) -> Any:
+    """Send one command and give the bytes of its reply. Behind it goes a PING with a word that nobody can know: its
+    echo is the end, whatever a reply holds. An error reply comes as ever.
+    """
+    word = secrets.token_hex(16)
+    end = f"${len(word)}\r\n{word}\r\n".encode()
+    connection.send_packed_command([*packed, hiredis.pack_command(("PING", word))])  # type: ignore[arg-type]
+    receive = connection.feed_socket.recv
+    data = bytearray()
+    while not data.endswith(end):
+        some = receive(1 << 18)
+        if not some:
+            raise ConnectionResetError("closed by the server")
+        data += some
+        if data.startswith(b"-"):
+            return _refusal_in(data, receive)
+    return bytes(memoryview(data)[: -len(end)])
+
+
+def _refusal_in(data: bytearray, receive: Callable[[int], bytes]) -> Refusal:
+    """The error that these bytes begin with; what answers the PING is read as well, so that nothing is left."""
+    reader = hiredis.Reader(replyError=lambda text: refusal_of(rx.ResponseError(text)), notEnoughData=_MORE)
+    reader.feed(bytes(data))
+    found: list[Any] = []
+    while len(found) < 2:
+        reply = reader.gets()
+        if reply is not _MORE:
+            found.append(reply)
+            continue
+        some = receive(1 << 16)
+        if not some:
+            raise ConnectionResetError("closed by the server")
+        reader.feed(some)
+    refusal: Refusal = found[0]
+    return refusal
 
 
 def _problem(reply: Any) -> Refusal | None:

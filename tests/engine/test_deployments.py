@@ -7,15 +7,22 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
-from chasqui import ConnectionLost, EmbeddedServerError
+from chasqui import ConnectionLost, EmbeddedServerError, Producer
+from chasqui.bridge import ConnectionOptions, JobSpans, Reader
 from chasqui.embedded import EmbeddedServer, start
 from tests.conftest import server_binaries
 from tests.engine.conftest import Connect
 from tests.engine.seen import in_stream, payloads
+
+
+def reader_of(url: str, **options: Any) -> Reader:
+    return Reader(ConnectionOptions(url=url, **options))
+
 
 # Unix sockets
 
@@ -35,6 +42,16 @@ def test_a_unix_socket_takes_every_kind_of_add(connect: Connect, on_a_socket: Em
 
     with redis.Redis.from_url(on_a_socket.url) as client:
         assert payloads(in_stream(client, f"q-{colour}")) == list(range(1500))
+
+
+def test_a_unix_socket_gives_pages_of_jobs(on_a_socket: EmbeddedServer) -> None:
+    with Producer(on_a_socket.url, queue="pages") as producer, reader_of(on_a_socket.url) as reader:
+        producer.add_bulk(range(1500))
+
+        pages = list(reader.job_pages("pages"))
+
+    assert [type(page) for page in pages] == [JobSpans] * len(pages)
+    assert sum(map(len, pages)) == 1500
 
 
 def test_a_missing_unix_socket_is_named(connect: Connect, tmp_path: Path) -> None:
@@ -135,6 +152,17 @@ def test_tls_takes_every_kind_of_add(
 
     with redis.Redis.from_url(server.url) as client:
         assert payloads(in_stream(client, f"q-{colour}")) == list(range(1500))
+
+
+def test_tls_gives_pages_of_jobs(tls: tuple[EmbeddedServer, str], certificates: Certificates) -> None:
+    server, url = tls
+    with Producer(server.url, queue="pages") as producer:
+        producer.add_bulk(["x" * 1000] * 3000)
+
+    with reader_of(url, tls_ca=certificates.path("ca.crt")) as reader:
+        pages = list(reader.job_pages("pages"))
+
+    assert sum(map(len, pages)) == 3000
 
 
 def test_a_server_that_the_ca_does_not_know_is_refused(

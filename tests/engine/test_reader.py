@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import pytest
 import redis
 
-from chasqui import Producer, ServerError, WrongKeyType, embedded
-from chasqui.bridge import ConnectionOptions, Reader, delayed_columns, job_columns
+from chasqui import ConnectionLost, NewJob, Producer, RetryOverride, ServerError, WrongKeyType, embedded
+from chasqui.bridge import ConnectionOptions, JobSpans, Reader, delayed_columns, job_columns
 from chasqui.protocol.columns import one_by_one
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.reading import PAGE_BYTES, PAGE_ENTRIES, next_count
 from chasqui.protocol.replies import fields
 from chasqui.reader import queue_of
 from tests.conftest import is_redis_6, skip_before_redis_7
-from tests.proxy import CUT, DROP_REPLY, Proxy
+from tests.proxy import CUT, DROP_REPLY, HALF_REPLY, Act, Proxy
 
 
 @pytest.fixture
@@ -96,6 +99,157 @@ def test_a_lost_connection_in_the_middle_of_a_range_is_not_noticed(
         ids = [entry[0] for page in reader.pages("jobs", queue) for entry in page]
 
     assert len(ids) == len(set(ids)) == 1500
+
+
+# --- Pages of jobs ---
+
+
+def plain(page: list[Any] | JobSpans) -> list[Any]:
+    return page.entries() if isinstance(page, JobSpans) else page
+
+
+def kinds(pages: list[list[Any] | JobSpans]) -> set[type]:
+    return {type(page) for page in pages}
+
+
+def add_jobs_of_both_kinds(url: str, queue: str, count: int, size: int = 1) -> None:
+    """Every thousandth has overrides, so its page has no spans."""
+    jobs = [NewJob("x" * size, retry=RetryOverride(max_attempts=2) if i % 1000 == 999 else None) for i in range(count)]
+    with Producer(url, queue=queue) as producer:
+        producer.add_bulk_jobs(jobs)
+
+
+def test_pages_of_jobs_hold_the_entries_that_pages_do(reader: Reader, url: str, queue: str) -> None:
+    add_jobs_of_both_kinds(url, queue, 15_000)
+    add(url, queue, 10_000)
+    entries = [entry for page in reader.pages("jobs", queue) for entry in page]
+    after, upto = entries[99][0].decode(), entries[23_999][0].decode()
+
+    pages = list(reader.job_pages(queue))
+    part = [entry for page in reader.job_pages(queue, after, upto) for entry in plain(page)]
+
+    assert kinds(pages) == {list, JobSpans}
+    assert [entry for page in pages for entry in plain(page)] == entries
+    assert part == entries[100:24_000]
+    assert len(entries) == 25_000
+
+
+def test_pages_of_jobs_are_short_where_entries_are_large(reader: Reader, url: str, queue: str) -> None:
+    add(url, queue, 1500, size=60_000)
+
+    pages = list(reader.job_pages(queue))
+
+    assert kinds(pages) == {JobSpans}
+    assert sum(map(len, pages)) == 1500
+    assert max(len(page.data) for page in pages[1:] if isinstance(page, JobSpans)) < 1.1 * PAGE_BYTES
+
+
+def test_a_queue_without_jobs_has_no_pages_of_jobs(reader: Reader, queue: str) -> None:
+    assert list(reader.job_pages(queue)) == []
+
+
+@pytest.mark.parametrize("act", [CUT, DROP_REPLY, HALF_REPLY], ids=["cut", "reply lost", "half a reply"])
+@pytest.mark.parametrize("command", ["XRANGE", "PING"])
+def test_a_lost_connection_in_the_middle_of_pages_of_jobs_is_not_noticed(
+    server: embedded.EmbeddedServer, queue: str, act: Act, command: str
+) -> None:
+    """Each page is an XRANGE and the PING that ends it; the first PING of a connection belongs to the connection."""
+    add(server.url, queue, 1500)
+    assert server.port is not None
+    with Proxy(server.port) as proxy, Reader(ConnectionOptions(url=proxy.url, reconnect_initial_ms=1)) as reader:
+        proxy.on(command, nth=3, act=act)
+
+        pages = list(reader.job_pages(queue))
+
+        assert proxy.connections == 2
+    ids = [entry[0] for page in pages for entry in plain(page)]
+    assert len(ids) == len(set(ids)) == 1500
+    assert kinds(pages) == {JobSpans}
+
+
+def test_a_server_that_falls_silent_in_a_page_of_jobs_is_given_up_in_time(
+    server: embedded.EmbeddedServer, queue: str
+) -> None:
+    add(server.url, queue, 300)
+    assert server.port is not None
+    silent = dataclasses.replace(HALF_REPLY, after=lambda: time.sleep(3))
+    options = {"reconnect_initial_ms": 1, "reconnect_attempts": 1, "socket_timeout_ms": 300}
+    with Proxy(server.port) as proxy, Reader(ConnectionOptions(url=proxy.url, **options)) as reader:
+        proxy.on("XRANGE", nth=2, act=silent)
+        proxy.on("XRANGE", nth=3, act=silent)
+        begin = time.monotonic()
+
+        with pytest.raises(ConnectionLost, match="timed out"):
+            list(reader.job_pages(queue))
+
+        assert time.monotonic() - begin < 2
+
+
+def test_a_refusal_in_place_of_a_page_of_jobs_is_told_and_leaves_a_clean_connection(
+    reader: Reader, url: str, queue: str, client: redis.Redis
+) -> None:
+    other = f"{queue}-jobs"
+    add(url, other, 10)
+    client.set(Keys(queue).stream, "x", ex=60)
+    client.expire(Keys(other).stream, 60)
+
+    for _ in range(3):
+        with pytest.raises(ServerError, match="WRONGTYPE"):
+            list(reader.job_pages(queue))
+        assert [len(page) for page in reader.job_pages(other)] == [10]
+
+
+def test_pages_of_jobs_for_a_user_who_may_not_ping(url: str, queue: str, client: redis.Redis) -> None:
+    add(url, queue, 500)
+    commands = ["+@all", "-ping"]
+    client.acl_setuser("mute", enabled=True, passwords=["+x"], keys=["*"], commands=commands, channels=["*"])
+    try:
+        with Reader(ConnectionOptions(url=url.replace("redis://", "redis://mute:x@"))) as reader:
+            pages = list(reader.job_pages(queue))
+    finally:
+        client.acl_deluser("mute")
+
+    assert kinds(pages) == {list}
+    assert sum(map(len, pages)) == 500
+
+
+def test_a_user_whose_ping_is_taken_away_while_reading_gets_every_page(
+    url: str, queue: str, client: redis.Redis
+) -> None:
+    """No echo ends the page: it is given up after the time-out, and read over a new connection without one."""
+    add(url, queue, 500)
+    client.acl_setuser("mute", enabled=True, passwords=["+x"], keys=["*"], commands=["+@all"], channels=["*"])
+    options = {"reconnect_initial_ms": 1, "socket_timeout_ms": 300}
+    try:
+        with Reader(ConnectionOptions(url=url.replace("redis://", "redis://mute:x@"), **options)) as reader:
+            pages = reader.job_pages(queue)
+            first = next(pages)
+            client.execute_command("ACL", "SETUSER", "mute", "-ping")
+            rest = list(pages)
+    finally:
+        client.acl_deluser("mute")
+
+    assert isinstance(first, JobSpans)
+    assert kinds(rest) == {list}
+    assert len(first) + sum(map(len, rest)) == 500
+
+
+def test_pages_that_are_not_plain_are_parsed_without_looking_at_each(
+    server: embedded.EmbeddedServer, queue: str
+) -> None:
+    """A look in vain costs, so after one some pages are read the other way: without the PING that ends bytes."""
+    add_jobs_of_both_kinds(server.url, queue, 9_000, size=10)
+    assert server.port is not None
+    with Proxy(server.port) as proxy, Reader(ConnectionOptions(url=proxy.url)) as reader:
+        last = ""
+        for page in reader.job_pages(queue):
+            last = plain(page)[-1][0].decode()
+
+        assert last
+        assert proxy.counts["PING"] - 1 < proxy.counts["XRANGE"]
+
+
+# --- Walks ---
 
 
 def test_a_walk_tells_what_a_range_holds(reader: Reader, url: str, queue: str, client: redis.Redis) -> None:

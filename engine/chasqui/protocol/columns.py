@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgpack
 
 from chasqui.errors import DecodeError
 from chasqui.job import U32_MAX, RetryOverride
 from chasqui.protocol.codec import decode_fields, decode_name, split_member
-from chasqui.protocol.replies import fields
+from chasqui.protocol.replies import fields, parsed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+    Span: TypeAlias = tuple[Numbers, Numbers]
 
 _unpack = msgpack.unpackb
 _MISSING = "the entry has no field d"
@@ -33,6 +39,36 @@ class JobColumns:
     attempts: Sequence[int | None]
     retries: Sequence[RetryOverride | None] | None
     errors: Sequence[str | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpans:
+    """Jobs as places in the bytes of a reply, which ``protocol/spans.py`` finds: where each part begins and ends.
+
+    ``names`` is None where no job has one; ``enqueued_ms`` is the time in an entry's id. No job has overrides. Ids and
+    names are as they came, UTF-8 or not.
+    """
+
+    data: bytes
+    entry_ids: Span
+    enqueued_ms: Numbers
+    ids: Span
+    names: Span | None
+    payloads: Span
+    created_ms: Numbers
+    attempts: Numbers
+
+    def __len__(self) -> int:
+        return len(self.created_ms)
+
+    def entry_id(self, i: int) -> bytes:
+        begins, ends = self.entry_ids
+        return self.data[begins[i] : ends[i]]
+
+    def entries(self) -> list[Any]:
+        """The same entries, parsed."""
+        found: list[Any] = parsed(self.data)
+        return found
 
 
 def job_columns(entries: Sequence[Any]) -> JobColumns:

@@ -33,13 +33,15 @@ class Command:
     """One command. ``safe``: carrying it out twice is the same as once, so a lost reply is no reason to give up.
 
     ``wait_ms``: how long the server may block on it, on top of the ordinary time-out. ``route``: a key whose place in a
-    cluster it goes to, where it names no key itself.
+    cluster it goes to, where it names no key itself. ``as_bytes``: the reply may come as the bytes that it is, and does
+    where the connection lets the driver have its socket.
     """
 
     args: tuple[Arg, ...]
     safe: bool = False
     wait_ms: int = 0
     route: str | None = None
+    as_bytes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

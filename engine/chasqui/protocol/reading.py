@@ -129,10 +129,11 @@ def _position(reply: Any) -> Position | Refusal:
     )
 
 
-def page(key: str, after: str, upto: str, count: int) -> Flow[list[Any]]:
+def page(key: str, after: str, upto: str, count: int, *, as_bytes: bool = False) -> Flow[list[Any] | bytes]:
     """The next entries behind an id, up to and including another."""
     start = "-" if after == BEGINNING else f"({after}"
-    found: list[Any] = yield command("XRANGE", key, start, upto, "COUNT", count, safe=True)
+    args: tuple[Arg, ...] = ("XRANGE", key, start, upto, "COUNT", count)
+    found: list[Any] | bytes = yield Command(args, safe=True, as_bytes=as_bytes)
     return found
 
 

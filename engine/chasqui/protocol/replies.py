@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import hiredis
+
 from chasqui.errors import DecodeError
 from chasqui.job import DlqEntry, Job
 from chasqui.payload import PayloadCodec
 from chasqui.protocol.codec import decode_envelope, decode_name
 from chasqui.protocol.flow import Refusal
+
+
+def parsed(data: bytes) -> Any:
+    """The reply that these bytes are."""
+    reader = hiredis.Reader()
+    reader.feed(data)
+    return reader.gets()
 
 
 def fields(flat: Any) -> dict[bytes, bytes]:
