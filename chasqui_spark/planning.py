@@ -169,7 +169,7 @@ def cuts_by_guessing(after: str, upto: str, parts: int) -> Guesses:
     rate_last = _rate(high.before, high.before_from, high.before_count)
     pieces = [_Piece(low.at, last, (rate_first, rate_last))]
     # First a comb over the whole range, as dense as an even stream needs; then again where the weight turns out to be.
-    combs = [(pieces[0], 4 * parts - 1)]
+    combs = [(pieces[0], 2 * parts - 1)]
     while combs and budget > 0:
         guesses: list[tuple[_Piece, list[Id]]] = []
         for piece, teeth in combs:
