@@ -87,23 +87,21 @@ class Reader:
         yield from self._pages(self._stream(view, queue), after, upto, None)
 
     def job_pages(self, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any] | JobSpans]:
-        """The same for jobs: where all of a page are of the plain form, it comes as places in its bytes. Needs numpy,
-        and costs a third of what parsed pages do.
-        """
+        """The same for jobs: a page whose jobs are all of the plain form comes as places in its bytes. Needs numpy."""
         from chasqui.protocol.spans import job_spans
 
         yield from self._pages(self._stream("jobs", queue), after, upto, job_spans)
 
     def _pages(self, key: str, after: str, upto: str, look: Callable[[bytes], JobSpans | None] | None) -> Iterator[Any]:
-        count, parse = FIRST_PAGE, 0 if look else -1  # pages to parse until bytes are looked at again
+        count, parse = FIRST_PAGE, 0  # pages to parse until bytes are looked at again
         while True:
-            page: Any = self._link.run(reading.page(key, after, upto, count, as_bytes=parse == 0))
+            page: Any = self._link.run(reading.page(key, after, upto, count, as_bytes=look is not None and not parse))
             if look and isinstance(page, bytes):
                 data, page = page, look(page)
                 if page is None:
                     page, parse = parsed(data), _PARSED_AFTER_MISS
-            else:
-                parse -= parse > 0
+            elif parse:
+                parse -= 1
             if not page:
                 return
             full = len(page) == count

@@ -9,15 +9,16 @@ whose jobs are not all of the plain form that producers write, has no spans: it 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from chasqui.protocol.columns import JobSpans
 
+if TYPE_CHECKING:
+    from chasqui.protocol.columns import Numbers, Span
+
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-Places: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-Span: TypeAlias = tuple[Places, Places]
 
 # *2 CRLF $15 CRLF 1794978620538-0 CRLF *4 CRLF $1 CRLF d CRLF $60 CRLF ... CRLF $1 CRLF n CRLF $4 CRLF mail CRLF
 _ID_AT, _LENGTH_AT = 9, 6  # from the star of an entry
@@ -57,7 +58,7 @@ def job_spans(data: bytes) -> JobSpans | None:
     return JobSpans(data, (id_begin, id_end), enqueued, ids, names, payloads, created, attempts)
 
 
-def _entries(a: Bytes) -> Places:
+def _entries(a: Bytes) -> Numbers:
     """Where entries may begin: a star, with the signs of an entry around an id of 10 to 19 characters behind it."""
     stars = np.flatnonzero(a[: max(0, len(a) - _ID_AT - _MS_DIGITS)] == ord("*"))
     signs = ((1, "2"), (2, "\r"), (3, "\n"), (4, "$"), (5, "1"), (7, "\r"), (8, "\n"), (_ID_AT + _MS_DIGITS, "-"))
@@ -67,21 +68,23 @@ def _entries(a: Bytes) -> Places:
     return stars[(length >= ord("0")) & (length <= ord("9"))]
 
 
-def _fields(a: Bytes, at: Places, size: int) -> tuple[Span, Span | None, Places] | None:
+def _fields(a: Bytes, at: Numbers, size: int) -> tuple[Span, Span | None, Numbers] | None:
     """Envelopes, names and the ends of entries whose fields begin there: ``d``, or ``d`` and ``n``."""
     named = _is_at(a, at, _NAMED)
     if not named and not _is_at(a, at, _UNNAMED):
         return None
     envelope = _string(a, at + len(_NAMED), size)
-    if envelope is None or not named:
-        return None if envelope is None else (envelope, None, envelope[1] + 2)
+    if envelope is None:
+        return None
+    if not named:
+        return envelope, None, envelope[1] + 2
     if not _is_at(a, envelope[1], _NAME):
         return None
     name = _string(a, envelope[1] + len(_NAME), size)
     return None if name is None else (envelope, name, name[1] + 2)
 
 
-def _string(a: Bytes, at: Places, size: int) -> Span | None:
+def _string(a: Bytes, at: Numbers, size: int) -> Span | None:
     """The strings whose lengths stand there, each with its line's end behind it."""
     length = np.zeros(len(at), np.int64)
     going = np.ones(len(at), np.bool_)
@@ -99,7 +102,7 @@ def _string(a: Bytes, at: Places, size: int) -> Span | None:
     return begin, end
 
 
-def _envelope(a: Bytes, begin: Places, end: Places) -> tuple[Span, Span, Places, Places] | None:
+def _envelope(a: Bytes, begin: Numbers, end: Numbers) -> tuple[Span, Span, Numbers, Numbers] | None:
     """Id, payload, time of creation and attempt, where all envelopes are [str, bin, uint64, fixint]."""
     if not (a[begin] == _FIXARRAY_4).all():
         return None
@@ -129,7 +132,7 @@ def _envelope(a: Bytes, begin: Places, end: Places) -> tuple[Span, Span, Places,
     return (id_begin, id_end), (begin, payload_end), created.astype(np.int64), attempts
 
 
-def _decimal(a: Bytes, at: Places, digits: int) -> Places | None:
+def _decimal(a: Bytes, at: Numbers, digits: int) -> Numbers | None:
     """Numbers of so many digits."""
     value = np.zeros(len(at), np.int64)
     for i in range(digits):
@@ -140,5 +143,5 @@ def _decimal(a: Bytes, at: Places, digits: int) -> Places | None:
     return value
 
 
-def _is_at(a: Bytes, at: Places, text: bytes) -> bool:
+def _is_at(a: Bytes, at: Numbers, text: bytes) -> bool:
     return all((a[at + i] == sign).all() for i, sign in enumerate(text))
