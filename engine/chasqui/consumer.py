@@ -26,7 +26,7 @@ from chasqui.errors import (
     UnrecoverableError,
 )
 from chasqui.handlers import BatchHandler, Handler, Router, is_async, outcomes, reason_of
-from chasqui.intake import ActiveJob, Limits, classify
+from chasqui.intake import ActiveJob, Limits, classify, on_last_run
 from chasqui.metrics import JobOutcome, ReaderBatch
 from chasqui.options import ConsumerOptions, PromoterOptions, SchedulerOptions, build
 from chasqui.payload import PayloadCodec
@@ -47,6 +47,7 @@ _FORGET_IDLE_MS = 24 * 3600 * 1000
 _FORGET_EVERY_S = 3600.0
 _CLAIM_EVERY_S = 1.0
 _LONGEST_WAIT_S = 1.0
+_TRIAL_POLL_S = 0.02
 
 
 class Consumer(Runner):
@@ -116,6 +117,8 @@ class _Session:
         self._settler = Settler(link, self._member, self._options, self._metrics, self._settled)
         self._held: dict[bytes, ActiveJob | DeadLetter] = {}
         self._unseen: dict[bytes, int] = {}
+        self._trial: ActiveJob | None = None
+        self._tried_since = 0.0
         self._ready: deque[ActiveJob] = deque()
         self._sleepers: deque[asyncio.Future[None]] = deque()
         self._waking = False
@@ -322,14 +325,39 @@ class _Session:
         self._consumer._full = False
 
     async def _claim(self, count: int, now: float) -> tuple[list[Entry], float]:
-        """Jobs of workers that fell silent, and when to look again."""
+        """Jobs of workers that fell silent, and when to look again.
+
+        Of those that one more dead worker would end, one at a time is tried; the others go back before it is started.
+        So a job that kills its worker takes no other with it.
+        """
+        if self._trying(now):
+            return [], now + _TRIAL_POLL_S
         if now - self._renewed > self._options.claim_min_idle_ms / 2000:
             await self._renew()  # the loop was held up: else our own jobs would look stale to us
         entries, wait_ms = await self._link.run(self._member.claim_stale(self._options.claim_min_idle_ms, count))
         every = min(_CLAIM_EVERY_S, self._options.claim_min_idle_ms / 3000)
         wait_s = every if wait_ms < 0 else min(every, wait_ms / 1000)
         fresh = [entry for entry in entries if entry[0] not in self._held]
+        suspects = [entry for entry in fresh if self._suspicious(entry)]
+        if suspects:
+            spare = {entry_id: deliveries for entry_id, _, deliveries in suspects[1:]}
+            self._unseen |= spare
+            await self._link.run(self._member.release(self._options.claim_min_idle_ms, list(spare.items())))
+            return [entry for entry in fresh if entry[0] not in spare], now + _TRIAL_POLL_S
         return fresh, 0.0 if len(entries) == count else now + wait_s
+
+    def _suspicious(self, entry: Entry) -> bool:
+        found = classify(entry, self._limits, self)
+        return isinstance(found, ActiveJob) and on_last_run(found, self._limits)
+
+    def _trying(self, now: float) -> bool:
+        """Whether a job on its last run is here. One that has run for a while did not kill us: the next may come."""
+        job = self._trial
+        if job is None or job.entry not in self._held:
+            return False
+        if any(one is job for one in self._ready):
+            self._tried_since = now  # it still waits for a slot
+        return now - self._tried_since < self._options.claim_min_idle_ms / 1000
 
     async def _recover(self) -> None:
         """After a lost reply: jobs that were given to us without our knowing are given back, as if never delivered.
@@ -357,6 +385,8 @@ class _Session:
                 self._settler.dead(found)
             else:
                 ready.append(found)
+                if entry[2] and on_last_run(found, limits):
+                    self._trial, self._tried_since = found, time.monotonic()
         self._metrics.reader_batch(ReaderBatch(len(entries), reclaimed))
         self._wake()
 

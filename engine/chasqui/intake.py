@@ -52,7 +52,8 @@ def classify(entry: Entry, limits: Limits, owner: Any) -> ActiveJob | DeadLetter
     """Check an entry in the order in which ChasquiMQ does: payload there, size, envelope, budget of runs.
 
     An entry that was delivered before without being settled was started and its worker died: each such delivery is a
-    run. So a job that kills its worker is started exactly ``max_attempts`` times.
+    run. So a job that kills its worker is started exactly ``max_attempts`` times. What is only beside it is saved by
+    ``on_last_run``.
     """
     entry_id, flat, deliveries = entry
     if type(flat) is list and len(flat) == 4 and flat[0] == b"d" and flat[2] == b"n":
@@ -87,6 +88,15 @@ def classify(entry: Entry, limits: Limits, owner: Any) -> ActiveJob | DeadLetter
         deliveries,
         owner,
     )
+
+
+def on_last_run(job: ActiveJob, limits: Limits) -> bool:
+    """Whether one more dead worker would be this job's end, though no handler ever refused it.
+
+    All jobs in the hands of a worker that dies have one run less, and only one of them may have killed it. A worker
+    that has at most one such job at a time tells it from its neighbours.
+    """
+    return 0 < job.deliveries == budget(job.retry, limits) - 1
 
 
 def budget(retry: RetryOverride | None, limits: Limits) -> int:

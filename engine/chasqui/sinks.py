@@ -168,8 +168,8 @@ class PrometheusSink:
 
     Sinks of several queues may share a registry. A label ``name`` holds at most 200 names of jobs per sink; what comes
     later counts as ``other``, because each name is a series that Prometheus keeps for ever. Beyond the hooks:
-    ``update_stats`` and ``update_health`` set the gauges ``chasqui_queue_depth``, ``chasqui_queue_oldest_age_seconds``
-    and ``chasqui_worker_healthy``, which do not show before they are known.
+    ``update_stats`` sets the gauges ``chasqui_queue_depth`` and ``chasqui_queue_oldest_age_seconds``, ``update_health``
+    and ``watch_health`` set ``chasqui_worker_healthy``. They do not show before they are known.
     """
 
     def __init__(self, queue: str, registry: CollectorRegistry | None = None) -> None:
@@ -223,6 +223,10 @@ class PrometheusSink:
     def update_health(self, healthy: bool) -> None:
         """Show whether the worker can claim jobs."""
         self._of("healthy").set(1 if healthy else 0)
+
+    def watch_health(self, healthy: Callable[[], bool]) -> None:
+        """Ask at each scrape whether the worker can claim jobs, such as ``lambda: consumer.healthy``."""
+        self._of("healthy").set_function(lambda: 1 if _asked(healthy) else 0)
 
     def _of(self, family: str, *labels: str) -> Any:
         key = (family, *labels)
@@ -361,7 +365,7 @@ def _asked(healthy: Callable[[], bool]) -> bool:
     try:
         return bool(healthy())
     except Exception:
-        log.exception("asking whether the worker is healthy failed; /healthz says no")
+        log.exception("asking whether the worker is healthy failed: then it is not")
         return False
 
 

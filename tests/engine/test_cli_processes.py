@@ -202,7 +202,7 @@ def test_worker_serves_metrics_and_health(handlers: Path, url: str, queue: str) 
     )
     try:
         eventually(lambda: "ok" in fetched("/healthz"), within=30)
-        eventually(lambda: f'queue="{queue}"' in fetched("/metrics"))
+        eventually(lambda: f'chasqui_worker_healthy{{queue="{queue}"}} 1.0' in fetched("/metrics"))
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)

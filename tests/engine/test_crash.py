@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from typing import Any
@@ -78,6 +79,57 @@ def test_a_job_beside_one_that_kills_its_worker_is_done_all_the_same(url: str, c
 
     assert journal.lines() == [("start", "deadly")]
     assert sorted(ran) == ["deadly", "good"]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the jobs' own", "the queue's"])
+@pytest.mark.parametrize("concurrency", [1, 20])
+def test_a_job_that_kills_its_worker_takes_no_neighbour_with_it(
+    url: str, client: redis.Redis, queue: str, concurrency: int, own: bool
+) -> None:
+    journal = Journal(client, queue)
+    options = {"claim_min_idle_ms": 150, "max_attempts": 25 if own else 3, "concurrency": concurrency}
+    rules = RetryOverride(3) if own else None
+    with Producer(url, queue=queue) as producer:
+        good = producer.add_bulk([0.05] * 20, retry=rules)
+        producer.add(1, id="deadly", name="deadly", retry=rules)
+        good += producer.add_bulk([0.05] * 20, retry=rules)
+        for _ in range(3):
+            with Process("kill_by_name", url, queue, **options) as process:
+                assert process.wait(30) == -signal.SIGKILL
+        with Process("kill_by_name", url, queue, **options):
+            eventually(lambda: nothing_left(client, queue), within=30)
+
+    lines = journal.lines()
+    assert [letter["n"] for letter in dead_letters(client, queue)] == [b"deadly"]
+    assert lines.count(("start", "deadly")) == 3
+    assert {job_id for word, job_id in lines if word == "end"} == set(good)
+
+
+def test_a_job_on_its_last_run_that_takes_long_does_not_keep_the_others_waiting(
+    url: str, client: redis.Redis, queue: str
+) -> None:
+    journal = Journal(client, queue)
+    options = {"claim_min_idle_ms": 300, "max_attempts": 2, "concurrency": 5}
+    with Producer(url, queue=queue) as producer:
+        slow = producer.add_bulk([30, 30, 30])
+        with Process("sleep", url, queue, **options) as process:
+            eventually(lambda: journal.count("start") == 3)
+            process.signal(signal.SIGKILL)
+            process.wait()
+        with Process("sleep", url, queue, **options):
+            began: list[float] = []
+
+            def another_started() -> bool:
+                if journal.count("start") > 3 + len(began):
+                    began.append(time.monotonic())
+                return len(began) == 3
+
+            eventually(another_started, within=20, every=0.005)
+            new = producer.add(0, id="new")  # what is on its first run waits for none of them
+            eventually(lambda: ("end", new) in journal.lines())
+
+    assert sorted(journal.lines()[3:6]) == sorted(("start", job_id) for job_id in slow)
+    assert all(later - sooner > 0.2 for sooner, later in itertools.pairwise(began))
 
 
 # Killed at the very moment of settling

@@ -175,6 +175,20 @@ def test_figures_of_the_queue_and_the_workers_health_are_gauges(registry: Collec
     assert registry.get_sample_value("chasqui_worker_healthy", {"queue": "q"}) == 0
 
 
+def test_health_that_is_watched_is_asked_for_at_each_scrape(registry: CollectorRegistry) -> None:
+    answers = iter([True, False, RuntimeError("no idea")])
+
+    def healthy() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    PrometheusSink("q", registry).watch_health(healthy)
+
+    assert [registry.get_sample_value("chasqui_worker_healthy", {"queue": "q"}) for _ in range(3)] == [1, 0, 0]
+
+
 def test_what_is_not_known_yet_does_not_show_as_zero(registry: CollectorRegistry) -> None:
     PrometheusSink("q", registry)
 

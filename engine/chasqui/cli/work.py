@@ -45,10 +45,11 @@ def run(call: Call) -> int:
         logging.getLogger().setLevel(logging.WARNING if call.args.quiet else logging.INFO)
     given = {f.name: getattr(options, f.name) for f in fields(options)}
     tally = Tally()
-    sinks: list[MetricsSink] = [tally]
-    if call.args.metrics_port:
-        sinks.append(PrometheusSink(options.queue))
+    prometheus = PrometheusSink(options.queue) if call.args.metrics_port else None
+    sinks: list[MetricsSink] = [tally] if prometheus is None else [tally, prometheus]
     consumer = Consumer(given.pop("url"), metrics=Several(sinks), **given)
+    if prometheus is not None:
+        prometheus.watch_health(lambda: consumer.healthy)
     if not call.args.quiet:
         call.screen.say(
             f"working on {options.queue} with {call.args.handler} as {consumer.consumer_id}; Ctrl-C ends it"
