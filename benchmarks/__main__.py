@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import producer, report, spark_consume, spark_sink, spark_source, worker
+from benchmarks import report
 from benchmarks.harness import Row, machine, save, show
-
-ROWS = {**producer.ROWS, **worker.ROWS, **spark_sink.ROWS, **spark_source.ROWS, **spark_consume.ROWS}
+from benchmarks.rows import ROWS
 
 
 def main() -> int:

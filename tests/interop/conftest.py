@@ -49,7 +49,9 @@ def native_server() -> Iterator[EmbeddedServer]:
             if knows_xackdel(client):
                 yield server
                 return
-    pytest.skip("no server among CHASQUI_TEST_SERVERS knows XACKDEL, and the wheel runs on no other (Redis 8.2+)")
+    pytest.skip(
+        "no server among CHASQUI_TEST_SERVERS knows XACKDEL, and the wheel runs on no other (Redis 8.6 or newer)"
+    )
 
 
 @pytest.fixture
