@@ -69,7 +69,9 @@ def _spark(url: str, way: str) -> Iterator[Spark]:
 
 
 def consume_vs_bare_loop() -> Row:
-    """Claim, read and settle 500,000 small jobs, ack=commit, local[2], against a loop of plain redis-py in one process."""
+    """Claim, read and settle 500,000 small jobs, ack=commit, local[2], against a loop of plain redis-py in one
+    process.
+    """
     with server() as valkey, _spark(valkey.url, "consume") as spark:
 
         def bare() -> float:
@@ -87,8 +89,8 @@ def consume_vs_bare_loop() -> Row:
 
 
 def worker_batch_vs_native() -> Row:
-    """worker() on local[2] with a handler of Arrow tables that does nothing, events on. Ours has its defaults, 100,000 jobs
-    a batch, two cores and a Java machine; the native one is one process that runs 100 handlers together.
+    """worker() on local[2] with a handler of Arrow tables that does nothing, events on. Ours has its defaults, 100,000
+    jobs a batch, two cores and a Java machine; the native one is one process that runs 100 handlers together.
     """
     binary, python = redis8(), native_python()
     against = "one chasquimq.Worker(concurrency=100)"

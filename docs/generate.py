@@ -39,11 +39,11 @@ HEAD = """# Options
 
 Made from the declarations in `engine/chasqui/options.py` and `chasqui_spark/options.py` by `make docs`. Those of the
 engine are arguments: `Producer(url, queue="emails", max_stream_len=100_000)`. The same option is `maxStreamLen` for
-Spark and, for `chasquictl` and the pipelines in `jobs/`, `--max-stream-len`, `CHASQUI_MAX_STREAM_LEN` in the environment and
-`max_stream_len` in TOML. Programs and Spark read only `CHASQUI_URL` from the environment.
+Spark and, for `chasquictl` and the pipelines in `jobs/`, `--max-stream-len`, `CHASQUI_MAX_STREAM_LEN` in the
+environment and `max_stream_len` in TOML. Programs and Spark read only `CHASQUI_URL` from the environment.
 
-Options whose default has a unit (`30s`, `1d`) take text such as `500ms` or `24h`, or milliseconds; names that end in `_ms`
-and `_secs` take whole numbers.
+Options whose default has a unit (`30s`, `1d`) take text such as `500ms` or `24h`, or milliseconds; names that end in
+`_ms` and `_secs` take whole numbers.
 """
 
 
