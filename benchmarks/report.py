@@ -20,17 +20,17 @@ _MOST = 3.0  # bars longer than three times their target are cut
 HEAD = """# Benchmarks
 
 Machines differ and are noisy, so `make bench` measures each row and its reference in turns, in the same run, and
-compares medians; figures of memory are measured once. `make bench ROWS=a,b` runs some rows and replaces only those. This
-page is made from `benchmarks/results/latest.json`, the last run that was committed.
+compares medians; figures of memory are measured once. `make bench ROWS=a,b` runs some rows and replaces only those.
+This page is made from `benchmarks/results/latest.json`, the last run that was committed.
 
 Handlers do nothing, so these are rates of the queue and not of your work. Rows of Spark use both cores and a Java
-machine, those of workers and producers one process. "native" is the package `chasquimq`; its rows run on Redis 8.10, all
-others on the embedded Valkey.
+machine, those of workers and producers one process. "native" is the package `chasquimq`; its rows run on Redis 8.10,
+all others on the embedded Valkey.
 
 ![Every row against its target](benchmarks.svg)
 
-The bars show how far a row is beyond its target: ratio by target, or target by ratio where the ratio must stay below it.
-Long ones are cut where they end in `…`.
+The bars show how far a row is beyond its target: ratio by target, or target by ratio where the ratio must stay below
+it. Long ones are cut where they end in `…`.
 
 """
 
