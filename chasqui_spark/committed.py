@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("chasqui.spark")
 
+_QUICK_MS = 2000
+
 _settlers: WeakKeyDictionary[ChasquiQueryListener, set[ConnectionOptions]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -34,33 +36,50 @@ class Committed:
 
     def __init__(self, connection: ConnectionOptions) -> None:
         # Listeners share one thread: better to leave a batch to the source than to hold the others up.
-        quick = min(2000, connection.connect_timeout_ms)
-        self._connection = replace(connection, reconnect_attempts=1, connect_timeout_ms=quick)
+        self._connection = replace(
+            connection,
+            reconnect_attempts=1,
+            connect_timeout_ms=min(_QUICK_MS, connection.connect_timeout_ms),
+            socket_timeout_ms=min(_QUICK_MS, connection.socket_timeout_ms),
+        )
         self._foreign: set[str] = set()
+        self._unsettled: dict[str, set[tuple[str, str, int]]] = {}
 
     def committed(self, progress: StreamingQueryProgress) -> None:
-        """A batch is in the commit log."""
+        """A batch is in the commit log. What was in there before it the source has settled."""
+        run = str(progress.runId)
         found = [(source, end) for source in progress.sources if (end := is_ours(source.endOffset)) is not None]
-        (self._foreign.discard if found else self._foreign.add)(str(progress.runId))
-        for source, end in found:
-            self._settle(is_ours(source.startOffset) or ConsumeOffset(), end)
+        (self._foreign.discard if found else self._foreign.add)(run)
+        new = {
+            (queue, str(end.sid), number)
+            for source, end in found
+            for queue, number in batches(is_ours(source.startOffset) or ConsumeOffset(), end)
+        }
+        if new:
+            self._unsettled[run] = new
+            self._settle(new)
 
-    def _settle(self, start: ConsumeOffset, end: ConsumeOffset) -> None:
-        for queue, number in batches(start, end):
+    def _settle(self, unsettled: set[tuple[str, str, int]]) -> None:
+        for queue, sid, number in sorted(unsettled):
             try:
-                settle_batch(link_of(self._connection), queue, str(end.sid), number)
+                settle_batch(link_of(self._connection), queue, sid, number)
+                unsettled.discard((queue, sid, number))
             except ChasquiError as error:
                 log.warning("batch %d of queue %r is left to the source to settle: %s", number, queue, error.message)
 
     def ended(self, run: str, failed: bool) -> None:
         """The run has ended, and every commit of it was heard of before. A query that only reads writes nothing, not
         even this; one that ended before its first batch could be either, and is told.
+
+        A stopped query gives its jobs back, so it is told of a stop only when what it has committed is settled.
         """
+        unsettled = self._unsettled.pop(run, set())
         if run in self._foreign:
             self._foreign.discard(run)
             return
         try:
-            tell_ended(link_of(self._connection), run, failed=failed)
+            self._settle(unsettled)
+            tell_ended(link_of(self._connection), run, failed=failed or bool(unsettled))
         except ChasquiError as error:
             log.info("the source was not told of the end: %s", error.message)
 

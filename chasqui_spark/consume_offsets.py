@@ -54,10 +54,10 @@ def parse(offset: Any) -> ConsumeOffset:
 
 
 def is_ours(text: str | None) -> ConsumeOffset | None:
-    """The offset in a query's progress, where it is one of ``mode=consume``."""
+    """The offset in a query's progress, where it is one of ``mode=consume``; its sid is None before the first batch."""
     try:
         found = json.loads(text or "null")
-        return parse(found) if isinstance(found, dict) and isinstance(found.get("sid"), str) else None
+        return parse(found) if isinstance(found, dict) and "sid" in found else None
     except (ValueError, DecodeError):
         return None
 

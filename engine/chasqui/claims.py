@@ -83,7 +83,8 @@ class Claims:
         max_batch_runs: int = 5,
         label: str = "",
     ) -> None:
-        self._connection, self._sid, self._terms = connection, sid, terms
+        self.sid = sid
+        self._connection, self._terms = connection, terms
         self._ttl_ms, self._max_runs, self._label = lease_ttl_ms, max_batch_runs, label
         self._link = Link(connection)
         self._holder = uuid.uuid4().hex
@@ -143,7 +144,7 @@ class Claims:
         )
 
     def _place(self, queue: str) -> Place:
-        return Place(Keys(queue), self._terms.group, self._sid)
+        return Place(Keys(queue), self._terms.group, self.sid)
 
     # Taking.
 
@@ -283,7 +284,7 @@ class Claims:
 
     def settle(self, queue: str, seq: int) -> None:
         """Spark has committed this batch."""
-        settle(self._link, queue, self._sid, seq, self._terms)
+        settle(self._link, queue, self.sid, seq, self._terms)
         with self._lock:
             self._in_flight.pop((queue, seq), None)
             for known in (self._mine, self._planned):
