@@ -149,7 +149,7 @@ def test_made_ids_are_told_only_where_asked_for(q: Delayed) -> None:
     assert q.promote(tell=0)[4] == [b"\x94\xa1i"]
 
 
-@pytest.mark.parametrize("key", ["delayed", "stream", "dlq"])
+@pytest.mark.parametrize("key", ["delayed", "stream"])
 def test_a_key_of_another_type_is_an_error_and_nothing_is_touched(q: Delayed, key: str) -> None:
     if key != "delayed":
         q.put("", "e")

@@ -1,6 +1,7 @@
 -- Adds jobs that have ids, immediate or delayed, each id once while its marker lives.
 -- Race: two processes, or one that lost the reply, add the same id: SET NX decides, in the same step as the add.
--- Nothing is written when the stream is full or a key has the wrong type: both are looked at first.
+-- Nothing is written when the stream is full or a key has the wrong type: both are looked at first. Where an add is
+-- refused all the same, its id is free again.
 -- KEYS[1] stream
 -- KEYS[2] delayed
 -- KEYS[3...] two per job: dedup marker, index of delayed members
@@ -29,9 +30,9 @@ for i = 3, #ARGV, 4 do
   if not call('SET', KEYS[k], '1', 'NX', 'EX', ttl) then
     added[#added + 1] = 0
   else
+    local reply
     if run_at ~= '' then
-      call('ZADD', delayed, run_at, bytes)
-      call('SET', KEYS[k + 1], bytes, 'EX', ttl)
+      reply = redis.pcall('ZADD', delayed, run_at, bytes)
     else
       local args = { 'XADD', stream, '*', 'd', bytes }
       if trim ~= '0' then args = { 'XADD', stream, 'MAXLEN', '~', trim, '*', 'd', bytes } end
@@ -39,8 +40,13 @@ for i = 3, #ARGV, 4 do
         args[#args + 1] = 'n'
         args[#args + 1] = name
       end
-      call(unpack(args))
+      reply = redis.pcall(unpack(args))
     end
+    if type(reply) == 'table' then
+      call('DEL', KEYS[k])
+      return reply
+    end
+    if run_at ~= '' then call('SET', KEYS[k + 1], bytes, 'EX', ttl) end
     added[#added + 1] = 1
   end
 end

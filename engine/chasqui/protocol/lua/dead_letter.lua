@@ -1,5 +1,5 @@
 -- Moves jobs that are given up from the stream to the dead letters, each only while it is still pending for this worker.
--- Race: as in retry_later: a claim or a reply that was lost writes nothing a second time.
+-- Race: as in retry_later: a claim or a reply that was lost writes nothing a second time. The order is as there, too.
 -- KEYS[1] stream
 -- KEYS[2] dlq
 -- ARGV[1] group
@@ -16,8 +16,7 @@ local moved = {}
 for i = 4, #ARGV, 6 do
   local id, name, detail, failure = ARGV[i], ARGV[i + 2], ARGV[i + 4], ARGV[i + 5]
   if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 1 then
-    redis.call('XACK', stream, group, id)
-    redis.call('XDEL', stream, id)
+    redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
     local entry = { 'XADD', dlq, 'MAXLEN', '~', max_len, '*', 'd', ARGV[i + 1] }
     local function put(field, value)
       if value ~= '' then
@@ -31,6 +30,8 @@ for i = 4, #ARGV, 6 do
     put('detail', detail)
     put('error', failure)
     redis.call(unpack(entry))
+    redis.call('XACK', stream, group, id)
+    redis.call('XDEL', stream, id)
     moved[#moved + 1] = 1
   else
     moved[#moved + 1] = 0

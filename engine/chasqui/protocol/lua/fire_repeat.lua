@@ -54,7 +54,8 @@ if next_ms == '0' or (limit > 0 and fired >= limit) then
   call('DEL', spec)
   return { count, 1 }
 end
+-- The score first: should one of these be refused, this fire must not come a second time.
+call('ZADD', repeats, next_ms, key)
 if count > 0 then call('HSET', spec, 'fired', string.format('%.0f', fired)) end
 if catchup == '' then call('HDEL', spec, 'catchup') else call('HSET', spec, 'catchup', catchup) end
-call('ZADD', repeats, next_ms, key)
 return { count, 0 }

@@ -1,5 +1,6 @@
 -- Moves chosen members of the delayed set to the stream before their time.
--- Race: against the promoter, a cancel, or another call like this: whoever removes the member has the job.
+-- Race: against the promoter, a cancel, or another call like this: whoever removes the member has the job. It is removed
+-- after the add: a write that is refused leaves it where it is.
 -- KEYS[1] delayed
 -- KEYS[2] stream
 -- ARGV[1] cap    stop when the stream holds this many; 0 = never
@@ -21,7 +22,7 @@ for i = 3, #ARGV do
   local size = #member >= 4 and struct.unpack('<I4', member) or nil
   if cap > 0 and length >= cap then
     moved[#moved + 1] = -1
-  elseif not size or 4 + size > #member or redis.call('ZREM', delayed, member) == 0 then
+  elseif not size or 4 + size > #member or not redis.call('ZSCORE', delayed, member) then
     moved[#moved + 1] = 0
   else
     local args = { 'XADD', stream, '*', 'd', string.sub(member, 5 + size) }
@@ -31,6 +32,7 @@ for i = 3, #ARGV do
       args[#args + 1] = string.sub(member, 5, 4 + size)
     end
     redis.call(unpack(args))
+    redis.call('ZREM', delayed, member)
     length = length + 1
     moved[#moved + 1] = 1
   end

@@ -1,5 +1,6 @@
 -- Moves dead letters back to the stream.
--- Race: two replays of the same entry, or one whose reply was lost: only the XDEL that removed it adds the job.
+-- Race: two replays of the same entry, or one whose reply was lost: only an entry that is there adds the job, and it is
+-- removed in the same step, after the add: a write that is refused leaves it where it is.
 -- KEYS[1] dlq
 -- KEYS[2] stream
 -- ARGV[1] cap    stop when the stream holds this many; 0 = never
@@ -18,7 +19,7 @@ local length = redis.call('XLEN', stream)
 local moved = 0
 for i = 3, #ARGV, 3 do
   if cap > 0 and length + moved >= cap then return { moved, 1 } end
-  if redis.call('XDEL', dlq, ARGV[i]) == 1 then
+  if #redis.call('XRANGE', dlq, ARGV[i], ARGV[i]) == 1 then
     local args = { 'XADD', stream, '*', 'd', ARGV[i + 1] }
     if trim ~= '0' then args = { 'XADD', stream, 'MAXLEN', '~', trim, '*', 'd', ARGV[i + 1] } end
     if ARGV[i + 2] ~= '' then
@@ -26,6 +27,7 @@ for i = 3, #ARGV, 3 do
       args[#args + 1] = ARGV[i + 2]
     end
     redis.call(unpack(args))
+    redis.call('XDEL', dlq, ARGV[i])
     moved = moved + 1
   end
 end

@@ -16,8 +16,8 @@ for name, wanted in pairs({ [repeats] = 'zset', [spec] = 'hash' }) do
     return redis.error_reply('WRONGTYPE ' .. name .. ' holds a ' .. found)
   end
 end
-redis.call('ZADD', repeats, score, key)
 redis.call('HSET', spec, 'spec', stored)
 redis.call('HDEL', spec, 'catchup')
 if dst == '' then redis.call('HDEL', spec, 'dst') else redis.call('HSET', spec, 'dst', dst) end
+redis.call('ZADD', repeats, score, key)
 return 1
