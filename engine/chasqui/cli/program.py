@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from chasqui.cli import (
@@ -23,7 +25,8 @@ from chasqui.cli import (
     work,
 )
 from chasqui.cli.command import Call, Exit, Formatter
-from chasqui.cli.screen import Screen
+from chasqui.cli.screen import OutputLost, Screen, drop_output, prepare_streams
+from chasqui.cli.shown import printable
 from chasqui.errors import (
     BulkInterrupted,
     ChasquiError,
@@ -71,29 +74,63 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    prepare_streams()
+    screen = Screen()
+    debug = False
     try:
-        args = parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has said what is wrong, or has shown the help
-        return int(stop.code or 0)
-    # Logs of the engine would disturb a view; a worker sets up its own.
-    logging.basicConfig(
-        level=logging.DEBUG if args.debug else logging.ERROR, format="%(levelname)s %(name)s %(message)s"
-    )
-    screen = Screen(as_json=args.json)
-    try:
-        path = args.config or os.environ.get("CHASQUI_CONFIG")
+        args = _parsed(argv)
+        if isinstance(args, int):
+            return args
+        debug, screen = args.debug, Screen(as_json=args.json)
+        _set_up_logs(debug)
+        path = os.environ.get("CHASQUI_CONFIG") if args.config is None else args.config
         return int(args.run(Call(args, screen, read_file(path) if path else None)))
     except KeyboardInterrupt:
+        # A second one, while the program ends, ends it without a word.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return Exit.OK
+    except OutputLost as error:
+        drop_output()
+        screen.say(f"chasquictl: {error}")
+        return Exit.NO
     except ChasquiError as error:
-        if args.debug:
+        if debug:
             raise
         screen.say(f"chasquictl: {error.message}")
         return code_of(error)
+    except Exception as error:
+        if debug:
+            raise
+        where = f" {error.filename}:" if isinstance(error, OSError) and error.filename else ""
+        screen.say(f"chasquictl:{where} {type(error).__name__}: {error} (--debug shows where)")
+        return Exit.NO
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace | int:
+    """The arguments, or how to end: argparse has said what is wrong, or has shown the help."""
+    try:
+        return parser().parse_args(argv)
+    except SystemExit as stop:
+        sys.stdout.flush()  # here, where a reader that has gone is noticed and is no failure
+        return int(stop.code or 0)
+
+
+def _set_up_logs(debug: bool) -> None:
+    """Logs of the engine would disturb a view; a worker sets up its own."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Plain("%(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, handlers=[handler])
+
+
+class _Plain(logging.Formatter):
+    """Makes messages printable: they may quote what a server or a handler has said."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's own name)
+        return printable(super().formatMessage(record))
 
 
 def code_of(error: ChasquiError) -> Exit:

@@ -7,6 +7,8 @@ colour, the same every time; with ``--json`` as JSON. rich is loaded only when a
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
@@ -17,6 +19,27 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Row = Sequence[str]
+
+
+class OutputLost(Exception):
+    """A result cannot be written: the disk is full, say. A reader that went away is a BrokenPipeError."""
+
+
+def prepare_streams() -> None:
+    """Streams that the caller has closed are empty and swallow everything, and no character that a server holds can
+    end a command because the terminal has no sign for it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as the program runs)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop_output() -> None:
+    """Nothing more is written: what is still held for stdout would fail again when the program ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Screen:
@@ -42,15 +65,25 @@ class Screen:
 
     def document(self, value: Any) -> None:
         """The result of a command that was asked for JSON: one line."""
-        print(as_json(value), file=self._out, flush=True)
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        self._write(as_json(value, ascii=not encoding.lower().startswith("utf")))
 
     def line(self, text: str) -> None:
         """A line of the result."""
-        print(printable(text), file=self._out, flush=True)
+        self._write(printable(text))
 
     def say(self, text: str) -> None:
         """A line beside the result."""
-        print(printable(text), file=self._err, flush=True)
+        with contextlib.suppress(OSError):
+            print(printable(text), file=self._err, flush=True)
+
+    def _write(self, text: str) -> None:
+        try:
+            print(text, file=self._out, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputLost(f"the output cannot be written: {error.strerror or error}") from error
 
     def table(
         self, heads: Row, rows: Sequence[Row], *, numbers: Sequence[str] = (), folded: Sequence[str] = ()
@@ -62,10 +95,11 @@ class Screen:
             return
         right = {i for i, head in enumerate(heads) if head in numbers}
         widths = [max(map(len, column)) for column in zip(heads, *clean, strict=True)]
+        lines = []
         for row in [heads, *clean]:
             cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            print("  ".join(cells).rstrip(), file=self._out)
-        self._out.flush()
+            lines.append("  ".join(cells).rstrip())
+        self._write("\n".join(lines))
 
     def confirm(self, question: str, *, yes: bool) -> bool:
         """Ask on stderr; without a terminal to ask on nothing is agreed to."""

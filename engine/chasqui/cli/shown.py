@@ -55,9 +55,9 @@ def jsonable(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def as_json(value: Any) -> str:
+def as_json(value: Any, *, ascii: bool = False) -> str:
     """One line of JSON, keys in the order given."""
-    return json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(jsonable(value), ensure_ascii=ascii, allow_nan=False)
 
 
 def payload(value: Any, limit: int = 60) -> str:
