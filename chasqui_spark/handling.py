@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import repeat
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -26,14 +33,7 @@ from chasqui.bridge import (
     reason_of,
 )
 from chasqui_spark.collecting import paused, resumed
-
-SETTLE_JOBS = 1000
-SETTLE_AFTER_S = 0.5
-"""Outcomes are settled when so many are there, or so long after the last time: slow handlers do not hold theirs
-back.
-"""
-
-Told = list[tuple[str, str, int]]
+from chasqui_spark.reports import Reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,143 +74,169 @@ class Handling:
                 f"handler expects a function, a Router or a batch handler, got {type(self.handler).__name__}"
             )
 
-    def run(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> Iterator[list[Outcome]]:
-        """Run the handler on all rows of one queue; ``active`` is told of jobs just before they start."""
-        with paused():
-            if isinstance(self.handler, ArrowHandler):
-                yield from self._tables(self.handler, batch, active)
-            elif isinstance(self.handler, BatchHandler):
-                size = self.handler.max_jobs
-                for start in range(0, batch.num_rows, size):
-                    yield self._lists(self.handler, batch.slice(start, size), active)
-            elif self._asynchronous():
-                for start in range(0, batch.num_rows, SETTLE_JOBS):
-                    with resumed():
-                        done = asyncio.run(self._together(batch.slice(start, SETTLE_JOBS), active))
-                    yield done
-            else:
-                yield from self._singly(batch, active)
+    def run(self, pages: Iterator[pa.RecordBatch], reports: Reports) -> Iterator[list[bool]]:
+        """Run the handler on all rows of one queue, and report it; whether they are done, as it becomes known."""
+        with paused(), noticing_interrupts() as interrupted:
+            yield from _Task(self, reports, interrupted).run(pages)
 
-    def _tables(
-        self, handler: ArrowHandler, batch: pa.RecordBatch, active: Callable[[Told], None]
-    ) -> Iterator[list[Outcome]]:
-        for start in range(0, batch.num_rows, handler.max_jobs):
-            part = batch.slice(start, handler.max_jobs)
-            refs = self._begun(part, active)
-            begin = time.perf_counter_ns()
-            try:
-                with resumed():
-                    returned = handler.function(pa.Table.from_batches([part]))
-                if isinstance(returned, pa.Array | pa.ChunkedArray):
-                    returned = returned.to_pylist()
-                answers = batch_outcomes(refs, returned)  # type: ignore[arg-type]
-            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-                answers = [_outcome_or_raise(error)] * len(refs)
-            yield self._answered(refs, answers, begin)
 
-    def _lists(self, handler: BatchHandler, batch: pa.RecordBatch, active: Callable[[Told], None]) -> list[Outcome]:
-        refs = self._begun(batch, active)
+class _Task:
+    """One task's use of a handler."""
+
+    def __init__(self, handling: Handling, reports: Reports, interrupted: Callable[[], bool]) -> None:
+        self._with, self._handler = handling, handling.handler
+        self._reports, self._interrupted = reports, interrupted
+        self._pid = os.getpid()
+
+    def run(self, pages: Iterator[pa.RecordBatch]) -> Iterator[list[bool]]:
+        handler = self._handler
+        if isinstance(handler, ArrowHandler | BatchHandler):
+            call = self._table if isinstance(handler, ArrowHandler) else self._list
+            for page in pages:
+                for start in range(0, page.num_rows, handler.max_jobs):
+                    yield self._batch(page.slice(start, handler.max_jobs), call)
+        elif self._asynchronous():
+            with resumed():
+                done = asyncio.run(self._together(pages))
+            yield done
+        else:
+            for page in pages:
+                yield [self._single(ref, job, packed) for ref, job, packed in jobs_of(page)]
+
+    def _batch(self, rows: pa.RecordBatch, call: Callable[[pa.RecordBatch], list[Any]]) -> list[bool]:
+        refs = references(rows)
+        self._reports.start([ref[1:] for ref in refs])
         begin = time.perf_counter_ns()
-        answers: list[Any] = [None] * len(refs)
-        jobs: list[tuple[int, Job]] = []
-        for i, (job, packed) in enumerate(jobs_of(batch)):
+        try:
+            answers = call(rows)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            answers = [self._raised(error)] * len(refs)
+        self._still_here()
+        outcomes = self._outcomes(refs, answers, begin)
+        self._reports.end(outcomes)
+        return [one.outcome == OK for one in outcomes]
+
+    def _table(self, rows: pa.RecordBatch) -> list[Any]:
+        with resumed():
+            returned = self._handler.function(pa.Table.from_batches([rows]))  # type: ignore[union-attr]
+        if isinstance(returned, pa.Array | pa.ChunkedArray):
+            returned = returned.to_pylist()
+        return batch_outcomes(range(rows.num_rows), returned)  # type: ignore[arg-type]
+
+    def _list(self, rows: pa.RecordBatch) -> list[Any]:
+        answers: list[Any] = []
+        jobs: list[Job] = []
+        for _, job, packed in jobs_of(rows):
             try:
-                job.payload = self.codec.unpack(packed)
-                jobs.append((i, job))
+                job.payload = self._with.codec.unpack(packed)
+                jobs.append(job)
+                answers.append(None)
             except ValueError as error:
-                answers[i] = error
-        listed = [job for _, job in jobs]
+                answers.append(error)
         try:
             with resumed():
-                returned = handler.function(listed)
+                returned = self._handler.function(jobs) if jobs else None  # type: ignore[union-attr]
                 if isinstance(returned, Awaitable):
                     returned = asyncio.run(_awaited(returned))
-            found = batch_outcomes(listed, returned)
+            found = iter(batch_outcomes(jobs, returned))
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-            found = [_outcome_or_raise(error)] * len(listed)
-        for (i, _), answer in zip(jobs, found, strict=True):
-            answers[i] = answer
-        return self._answered(refs, answers, begin)
+            found = repeat(self._raised(error))
+        return [next(found) if answer is None else answer for answer in answers]
 
-    def _singly(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> Iterator[list[Outcome]]:
-        done: list[Outcome] = []
-        last = time.monotonic()
-        refs = references(batch)
-        # The events of the next jobs go out together, and no earlier than the chunk before is settled.
-        told = 0
-        for i, (job, packed) in enumerate(jobs_of(batch)):
-            if i == told:
-                ahead = refs[told : told + _ahead(done, last)]
-                active([ref[1:] for ref in ahead])
-                told += len(ahead)
+    def _single(self, ref: Reference, job: Job, packed: bytes) -> bool:
+        self._reports.start([ref[1:]])
+        begin = time.perf_counter_ns()
+        try:
+            call = self._find(job.name)
+            job.payload = self._with.codec.unpack(packed)
+            with resumed():
+                answer = call(job)
+                if isinstance(answer, Awaitable):
+                    answer = asyncio.run(_awaited(answer))
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            answer = self._raised(error)
+        self._still_here()
+        outcome = self._outcome(ref, answer, begin)
+        self._reports.end([outcome])
+        return outcome.outcome == OK
+
+    async def _together(self, pages: Iterator[pa.RecordBatch]) -> list[bool]:
+        """So many at a time over all pages: none waits for the slowest of the page before."""
+        done: list[bool] = []
+        slots = asyncio.Semaphore(self._with.concurrency)
+
+        async def one(ref: Reference, job: Job, packed: bytes) -> None:
+            self._reports.start([ref[1:]])
             begin = time.perf_counter_ns()
             try:
-                call = self._find(job.name)
-                job.payload = self.codec.unpack(packed)
-                with resumed():
-                    answer = call(job)
-                    if isinstance(answer, Awaitable):
-                        answer = asyncio.run(_awaited(answer))
-            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-                answer = _outcome_or_raise(error)
-            done.append(self._answer(refs[i], answer, begin))
-            if i + 1 == told and (len(done) >= SETTLE_JOBS or time.monotonic() - last >= SETTLE_AFTER_S):
-                yield done
-                done, last = [], time.monotonic()
-        if done:
-            yield done
+                job.payload = self._with.codec.unpack(packed)
+                answer = self._find(job.name)(job)
+                if isinstance(answer, Awaitable):
+                    answer = await answer
+            except BaseException as error:
+                if _cancelled():
+                    raise
+                answer = self._raised(error)
+            self._still_here()
+            outcome = self._outcome(ref, answer, begin)
+            await self._reports.end_soon([outcome])
+            done.append(outcome.outcome == OK)
+            slots.release()
 
-    async def _together(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> list[Outcome]:
-        refs = self._begun(batch, active)
-        slots = asyncio.Semaphore(self.concurrency)
-
-        async def one(i: int, job: Job, packed: bytes) -> Outcome:
-            async with slots:
-                begin = time.perf_counter_ns()
-                try:
-                    job.payload = self.codec.unpack(packed)
-                    answer = self._find(job.name)(job)
-                    if isinstance(answer, Awaitable):
-                        answer = await answer
-                except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-                    answer = _outcome_or_raise(error)
-                return self._answer(refs[i], answer, begin)
-
-        return list(await asyncio.gather(*(one(i, *found) for i, found in enumerate(jobs_of(batch)))))
+        try:
+            async with asyncio.TaskGroup() as running:
+                while (page := await asyncio.to_thread(next, pages, None)) is not None:
+                    for found in jobs_of(page):
+                        await slots.acquire()
+                        self._reports.check()
+                        running.create_task(one(*found))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return done
 
     def _asynchronous(self) -> bool:
-        if isinstance(self.handler, Router):
-            return any(is_async(one) for one in [*self.handler.handlers.values(), self.handler.default])
-        return is_async(self.handler)
+        if isinstance(self._handler, Router):
+            return any(is_async(one) for one in [*self._handler.handlers.values(), self._handler.default])
+        return is_async(self._handler)
 
     def _find(self, name: str) -> Callable[[Any], Any]:
-        if not isinstance(self.handler, Router):
-            return self.handler  # type: ignore[return-value]
-        found = self.handler.find(name)
+        if not isinstance(self._handler, Router):
+            return self._handler  # type: ignore[return-value]
+        found = self._handler.find(name)
         if found is None:
             text = f"no handler for the name {name!r:.80}"
-            raise UnrecoverableError(text) if self.unknown_name == "dlq" else LookupError(text)
+            raise UnrecoverableError(text) if self._with.unknown_name == "dlq" else LookupError(text)
         return found
 
-    def _begun(self, batch: pa.RecordBatch, active: Callable[[Told], None]) -> list[Reference]:
-        refs = references(batch)
-        active([ref[1:] for ref in refs])
-        return refs
+    def _raised(self, error: BaseException) -> BaseException:
+        """The error as an outcome. Only the end of the task is none: somebody pressed Ctrl-C."""
+        if isinstance(error, KeyboardInterrupt) and self._interrupted():
+            raise error
+        self._still_here(error)
+        return error
 
-    def _answered(self, refs: Sequence[Reference], answers: Sequence[Any], begin: int) -> list[Outcome]:
+    def _still_here(self, error: BaseException | None = None) -> None:
+        """A handler that forks may come back twice. The child must not do the task's work once more."""
+        if os.getpid() != self._pid:
+            code = error.code if isinstance(error, SystemExit) else error
+            with suppress(Exception):
+                sys.stdout.flush()
+            os._exit(code if isinstance(code, int) else int(code is not None))
+
+    def _outcomes(self, refs: Sequence[Reference], answers: Sequence[Any], begin: int) -> list[Outcome]:
         if any(answer is not None for answer in answers):
-            return [self._answer(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
+            return [self._outcome(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
         took_us = (time.perf_counter_ns() - begin) // 1000
         done = ("", "", None)
         return [Outcome(i, OK, None, *done, job_id, name, runs, took_us, True) for i, job_id, name, runs in refs]
 
-    def _answer(self, ref: Reference, answer: Any, begin: int) -> Outcome:
+    def _outcome(self, ref: Reference, answer: Any, begin: int) -> Outcome:
         entry_id, job_id, name, attempt = ref
         took_us = (time.perf_counter_ns() - begin) // 1000
         packed = None
-        if answer is not None and self.store_results and not isinstance(answer, BaseException):
+        if answer is not None and self._with.store_results and not isinstance(answer, BaseException):
             try:
-                packed = self.codec.pack(answer)
+                packed = self._with.codec.pack(answer)
             except ValueError as error:
                 answer = error
         if not isinstance(answer, BaseException):
@@ -228,19 +254,33 @@ Reference = tuple[bytes, str, str, int]
 """What an outcome says about its job: entry id, job id, name, attempt."""
 
 
-def _ahead(done: list[Outcome], last: float) -> int:
-    """How many jobs to announce at a time: as many as will probably be run before the next settling."""
-    if not done:
-        return 1
-    each_s = max(1e-6, (time.monotonic() - last) / len(done))
-    return max(1, min(SETTLE_JOBS - len(done), int(SETTLE_AFTER_S / 10 / each_s)))
+@contextmanager
+def noticing_interrupts() -> Iterator[Callable[[], bool]]:
+    """Tells a KeyboardInterrupt that somebody has sent from one that a handler has raised."""
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, frame)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield lambda: True
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _outcome_or_raise(error: BaseException) -> BaseException:
-    """Only the task's own end is not an outcome of the job."""
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
-        raise error
-    return error
+def _cancelled() -> bool:
+    """Whether the task's end, and not the handler, has stopped this coroutine."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
@@ -255,15 +295,15 @@ def references(batch: pa.RecordBatch) -> list[Reference]:
     return list(found)
 
 
-def jobs_of(batch: pa.RecordBatch) -> Iterator[tuple[Job, bytes]]:
+def jobs_of(batch: pa.RecordBatch) -> Iterator[tuple[Reference, Job, bytes]]:
     """The rows as jobs, their payloads still packed."""
     created = batch.column("created_at").cast(pa.int64()).to_pylist()
     retries = batch.column("retry").to_pylist()
     payloads = batch.column("payload").to_pylist()
-    for (entry_id, job_id, name, attempt), at, retry, packed in zip(
-        references(batch), created, retries, payloads, strict=True
-    ):
-        yield Job(job_id, name, None, (at or 0) // 1000, attempt, _retry(retry), entry_id.decode()), packed or b""
+    for ref, at, retry, packed in zip(references(batch), created, retries, payloads, strict=True):
+        entry_id, job_id, name, attempt = ref
+        job = Job(job_id, name, None, (at or 0) // 1000, attempt, _retry(retry), entry_id.decode())
+        yield ref, job, packed or b""
 
 
 def _retry(found: dict[str, Any] | None) -> RetryOverride | None:

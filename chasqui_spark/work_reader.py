@@ -12,13 +12,12 @@ import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import InputPartition
 
-from chasqui.bridge import OK, Outcomes
-from chasqui_spark.collecting import paused
+from chasqui.bridge import Outcomes
 from chasqui_spark.consume_reader import BatchPartition, ConsumeReader
 from chasqui_spark.handling import Handling
-from chasqui_spark.in_order import InOrder
 from chasqui_spark.links import link_of
 from chasqui_spark.options import SourceOptions
+from chasqui_spark.reports import Reports
 from chasqui_spark.views import schema_of
 
 COLUMNS = "done boolean"
@@ -38,14 +37,11 @@ class WorkReader(ConsumeReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         queue = cast(BatchPartition, partition).queue
         handling = unpacked(self._packed)
-        outcomes = Outcomes(link_of(self._options), queue, self._options)
-        # The server and this process take turns working: outcomes and events go their way while the next jobs are read
-        # and run. A task ends well only when all of them have arrived.
-        with InOrder("chasqui-outcomes") as later, paused():
-            for batch in super().read(partition):
-                for told in handling.run(batch, lambda jobs: later.do(outcomes.active, jobs)):
-                    later.do(outcomes.settle, told)
-                    yield pa.record_batch([pa.array([one.outcome == OK for one in told])], schema=_SCHEMA)
+        # The server and this process take turns working: what becomes of jobs is told while the next ones are read and
+        # run. A task ends well only when all of it has arrived.
+        with Reports(Outcomes(link_of(self._options), queue, self._options)) as reports:
+            for done in handling.run(super().read(partition), reports):
+                yield pa.record_batch([pa.array(done, pa.bool_())], schema=_SCHEMA)
 
 
 _serializer: Any = CloudPickleSerializer

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -13,6 +16,7 @@ from chasqui.bridge import Outcome, PayloadCodec
 from chasqui.protocol.codec import Envelope, encode_envelope
 from chasqui_spark.handling import AnyHandler, Handling, arrow_batch, jobs_of
 from chasqui_spark.options import SourceOptions
+from chasqui_spark.reports import Reports, Start
 from chasqui_spark.rows import Rows
 
 RETRY = RetryOverride(5, Backoff.fixed(7))
@@ -27,11 +31,29 @@ def rows(*payloads: Any, names: tuple[str, ...] = (), retry: Any = None) -> Any:
     return Rows(SourceOptions(queue="q")).batch("q", entries)
 
 
-def run(handler: AnyHandler, table: Any, **options: Any) -> tuple[list[Outcome], list[str]]:
-    told: list[str] = []
-    handling = Handling(handler, PayloadCodec(), **options)
-    found = [one for some in handling.run(table, lambda jobs: told.extend(j for j, _, _ in jobs)) for one in some]
-    return found, told
+class Told:
+    """What the server would be told."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.ended: list[Outcome] = []
+        self.heard = threading.Event()
+
+    def active(self, jobs: Sequence[Start]) -> None:
+        self.started += [job_id for job_id, _, _ in jobs]
+
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        self.ended += outcomes
+        self.heard.set()
+
+
+def run(handler: AnyHandler, *pages: Any, told: Told | None = None, **options: Any) -> tuple[list[Outcome], list[str]]:
+    """The outcomes by job, and the jobs in the order in which they were begun."""
+    told = told or Told()
+    with Reports(told) as reports:
+        done = [one for some in Handling(handler, PayloadCodec(), **options).run(iter(pages), reports) for one in some]
+    assert done == [one.outcome == "ok" for one in told.ended]
+    return sorted(told.ended, key=lambda one: str(one.job_id)), told.started
 
 
 def shown(outcomes: list[Outcome]) -> list[tuple[str | None, str]]:
@@ -39,7 +61,7 @@ def shown(outcomes: list[Outcome]) -> list[tuple[str | None, str]]:
 
 
 def test_jobs_are_what_the_rows_say() -> None:
-    ((job, packed), _) = list(jobs_of(rows({"a": 1}, 2, retry=RETRY)))
+    ((_, job, packed), _) = list(jobs_of(rows({"a": 1}, 2, retry=RETRY)))
 
     assert (job.id, job.created_at_ms, job.attempt, job.retry, job.entry_id) == (
         "j0",
@@ -90,8 +112,23 @@ def test_coroutines_run_together() -> None:
 
     outcomes, _ = run(count, rows(*range(20)), concurrency=5)
 
-    assert [one.job_id for one in outcomes] == [f"j{i}" for i in range(20)]
+    assert {one.job_id for one in outcomes} == {f"j{i}" for i in range(20)}
     assert most == 5
+
+
+def test_coroutines_of_the_next_page_do_not_wait_for_the_slowest_of_this_one() -> None:
+    import asyncio
+
+    async def first_waits_for_last(job: Any) -> None:
+        if job.payload == "last":
+            last.set()
+        elif job.payload == "first":
+            await asyncio.wait_for(last.wait(), 10)
+
+    last = asyncio.Event()
+    outcomes, _ = run(first_waits_for_last, rows("first", 1), rows(2, "last"), concurrency=2)
+
+    assert [one.outcome for one in outcomes] == ["ok"] * 4
 
 
 def test_a_router_finds_handlers_by_name_and_unknown_names_go_the_chosen_way() -> None:
@@ -157,11 +194,78 @@ def test_what_is_no_handler_is_refused(handler: Any) -> None:
 
 
 def test_a_slow_handler_does_not_hold_back_what_is_done() -> None:
-    import time
+    told = Told()
 
-    def slow(_: Any) -> None:
-        time.sleep(0.3)
+    def second_waits(job: Any) -> None:
+        if job.payload == 2:
+            assert told.heard.wait(10)
 
-    parts: Iterator[list[Outcome]] = Handling(slow, PayloadCodec()).run(rows(1, 2, 3, 4), lambda _: None)
+    outcomes, _ = run(second_waits, rows(1, 2, 3), told=told)
 
-    assert len(next(parts)) == 2
+    assert [one.outcome for one in outcomes] == ["ok"] * 3
+
+
+def test_a_slow_coroutine_does_not_hold_back_what_is_done() -> None:
+    import asyncio
+
+    told = Told()
+
+    async def second_waits(job: Any) -> None:
+        if job.payload == 2:
+            assert await asyncio.to_thread(told.heard.wait, 10)
+
+    outcomes, _ = run(second_waits, rows(1, 2, 3), told=told)
+
+    assert [one.outcome for one in outcomes] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
+def test_what_would_end_a_program_fails_its_job_alone(error: type[BaseException]) -> None:
+    def raises(job: Any) -> None:
+        if job.payload:
+            raise error(0)
+
+    async def awaits(job: Any) -> None:
+        raises(job)
+
+    for handler in (raises, awaits):
+        outcomes, _ = run(handler, rows(0, 1, 0))
+
+        assert [one.outcome for one in outcomes] == ["ok", "retry", "ok"]
+
+
+def test_an_interrupt_from_outside_ends_the_task() -> None:
+    told = Told()
+
+    def interrupted(job: Any) -> None:
+        if job.payload:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    async def awaiting(job: Any) -> None:
+        interrupted(job)
+
+    for handler in (interrupted, awaiting):
+        with pytest.raises(KeyboardInterrupt):
+            run(handler, rows(0, 1, 2), told=told)
+
+    assert [one.job_id for one in told.ended] == ["j0", "j0"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("leaves", ["by exit", "by return", "by error"])
+def test_a_child_that_a_handler_forks_does_not_do_the_rest_of_the_task(leaves: str) -> None:
+    codes: list[int] = []
+
+    def forks(job: Any) -> None:
+        child = os.fork()
+        if child:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        elif leaves == "by exit":
+            raise SystemExit(3)
+        elif leaves == "by error":
+            raise ValueError
+
+    outcomes, _ = run(forks, rows(1, 2))
+
+    assert [one.outcome for one in outcomes] == ["ok", "ok"]
+    assert codes == [{"by exit": 3, "by return": 0, "by error": 1}[leaves]] * 2
