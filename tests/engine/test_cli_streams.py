@@ -7,11 +7,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import redis
 
 from chasqui import Producer, embedded
+from chasqui.cli.jobs import CHUNK
 from tests.engine.cli_tools import PROGRAM, start
+from tests.engine.seen import key
+from tests.support import eventually
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +86,50 @@ def test_an_interrupt_ends_a_view_without_a_traceback(one_url: str, times: int) 
     # The second one may find the program on its way out.
     assert process.returncode in (130, -signal.SIGINT)[:times]
     assert err == ""
+
+
+def test_replay_that_is_interrupted_says_how_far_it_came_and_how_to_go_on(one_url: str) -> None:
+    with redis.Redis.from_url(one_url) as client, Producer(one_url, queue="r") as producer:
+        producer.add_bulk(range(60))
+        for _, entry in client.xrange(key("r", "stream")):
+            client.xadd(key("r", "dlq"), entry)
+        client.delete(key("r", "stream"))
+        process = start(one_url, "dlq", "replay", "r", "--rate", "10", "--yes")
+        eventually(lambda: producer.stats().waiting >= 10, within=20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+        moved = producer.stats().waiting
+        left = producer.stats().dlq
+
+    assert process.returncode == 130
+    assert err == f"replayed at least {moved} of 60 dead letters; go on with --limit {left}\n"
+    assert moved + left == 60
+
+
+def test_lines_that_are_interrupted_say_how_many_are_in_and_what_is_left(one_url: str) -> None:
+    process = start(one_url, "add", "l", "--lines", "-", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write("\n" + "1\n" * (CHUNK + 7))
+    process.stdin.flush()
+    with Producer(one_url, queue="l") as producer:
+        eventually(lambda: producer.stats().waiting >= CHUNK, within=20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+
+        assert producer.stats().waiting == CHUNK
+    assert process.returncode == 130
+    rest = f"tail -n +{CHUNK + 2} FILE | chasquictl add l --lines -"
+    assert err == f"added 10,000 jobs, up to line 10,001; for the rest: {rest}\n"
+
+
+def test_a_full_queue_tells_which_lines_are_in(one_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text("1\n" * (2 * CHUNK + 5))
+
+    done = shell(one_url, f"CTL add f --lines {file} --max-stream-len {CHUNK}")
+
+    with Producer(one_url, queue="f") as producer:
+        added = producer.stats().waiting
+    assert done.returncode == 4
+    assert CHUNK <= added < 2 * CHUNK + 5
+    assert f"added {added:,} jobs, up to line {added:,}; for the rest: tail -n +{added + 1} {file} |" in done.stderr

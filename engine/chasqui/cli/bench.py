@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
-from chasqui.cli.shown import count
+from chasqui.cli.shown import count, many
 from chasqui.consumer import Consumer
 from chasqui.options import ConsumerOptions, ProducerOptions
 from chasqui.producer import Producer
@@ -63,7 +63,7 @@ def run(call: Call) -> int:
             ("drain, one worker", f"{count(figures['drained_per_s'])} jobs/s"),
         ],
     )
-    call.screen.line(f"{count(jobs)} jobs of {call.args.bytes} bytes, through {link.shown}")
+    call.screen.line(f"{many(jobs, 'job')} of {many(call.args.bytes, 'byte')}, through {link.shown}")
     return Exit.OK
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least, past_ms
-from chasqui.cli.shown import count, moment, payload, printable
+from chasqui.cli.shown import count, many, moment, payload, printable
 from chasqui.job import U64_MAX, DlqEntry
 from chasqui.producer import Producer
 from chasqui.protocol.replies import entry_ms
@@ -169,32 +170,42 @@ def replay(call: Call) -> int:
     choice, limit, rate = Choice.of(call.args), call.args.limit, call.args.rate
     with call.producer() as producer:
         wanted = _count(call, producer, choice, limit, jobs_only=True)
-        if not _go_ahead(call, f"Put {count(wanted)} dead letters of {call.args.queue} back?", "replay", wanted):
+        letters = many(wanted, "dead letter")
+        if not _go_ahead(call, f"Put {letters} of {call.args.queue} back?", "replay", wanted):
             return Exit.OK if call.args.dry_run or not wanted else Exit.NO
-        moved = 0
-        with call.screen.progress("replaying", wanted) as advance:
+        done = 0
+        with _accounting(call, "replayed", lambda: done, wanted), call.screen.progress("replaying", wanted) as advance:
             for ids in _chosen(producer, choice, limit, jobs_only=True, page=min(PAGE, rate or PAGE)):
                 started = time.monotonic()
-                done = producer.replay_dlq(ids=ids)
-                moved += done
+                done += producer.replay_dlq(ids=ids)
                 advance(len(ids))
                 if rate:
                     time.sleep(max(0.0, len(ids) / rate - (time.monotonic() - started)))
-    return _tell(call, "replayed", moved, wanted)
+    return _tell(call, "replayed", done, wanted)
 
 
 def purge(call: Call) -> int:
     choice, limit = Choice.of(call.args), call.args.limit
     with call.producer() as producer:
         wanted = _count(call, producer, choice, limit, jobs_only=False)
-        if not _go_ahead(call, f"Delete {count(wanted)} dead letters of {call.args.queue} for good?", "purge", wanted):
+        letters = many(wanted, "dead letter")
+        if not _go_ahead(call, f"Delete {letters} of {call.args.queue} for good?", "purge", wanted):
             return Exit.OK if call.args.dry_run or not wanted else Exit.NO
-        removed = 0
-        with call.screen.progress("deleting", wanted) as advance:
+        done = 0
+        with _accounting(call, "purged", lambda: done, wanted), call.screen.progress("deleting", wanted) as advance:
             for ids in _chosen(producer, choice, limit, jobs_only=False, page=PAGE):
-                removed += producer.purge_dlq(ids=ids)
+                done += producer.purge_dlq(ids=ids)
                 advance(len(ids))
-    return _tell(call, "purged", removed, wanted)
+    return _tell(call, "purged", done, wanted)
+
+
+def _accounting(call: Call, verb: str, done: Callable[[], int], wanted: int) -> AbstractContextManager[None]:
+    def so_far() -> str:
+        left = max(0, wanted - done())
+        # At least, because of the page under way nobody has heard.
+        return f"{verb} at least {done():,} of {many(wanted, 'dead letter')}; go on with --limit {left}"
+
+    return call.screen.accounting(so_far)
 
 
 def _pages(producer: Producer, choice: Choice, end_ms: int | None = None) -> Iterator[list[DlqEntry]]:
@@ -252,7 +263,7 @@ def _go_ahead(call: Call, question: str, verb: str, wanted: int) -> bool:
         if call.screen.json:
             call.screen.document({"queue": call.args.queue, "matching": wanted, _DONE[verb]: 0})
         else:
-            call.screen.line(f"would {verb} {count(wanted)} dead letters" if wanted else "no dead letters match")
+            call.screen.line(f"would {verb} {many(wanted, 'dead letter')}" if wanted else "no dead letters match")
         return False
     if call.screen.confirm(question, yes=call.args.yes):
         return True
@@ -267,7 +278,7 @@ def _tell(call: Call, verb: str, done: int, wanted: int) -> int:
     if call.screen.json:
         call.screen.document({"queue": call.args.queue, "matching": wanted, verb: done})
     else:
-        call.screen.line(f"{verb} {done} of {wanted} dead letters")
+        call.screen.line(f"{verb} {done:,} of {many(wanted, 'dead letter')}")
     return Exit.OK if done else Exit.NO
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
-from chasqui.cli.shown import age, count, moment, payload
+from chasqui.cli.shown import age, count, many, moment, payload
 
 
 def declare(commands: Subparsers) -> None:
@@ -79,11 +79,11 @@ def list_(call: Call) -> int:
 
 
 def cancel(call: Call) -> int:
-    return _act(call, "cancelled", f"Take {len(call.args.ids)} delayed jobs out of {call.args.queue} for good?")
+    return _act(call, "cancelled", f"Take {many(len(call.args.ids), 'delayed job')} out of {call.args.queue} for good?")
 
 
 def promote(call: Call) -> int:
-    return _act(call, "promoted", f"Let {len(call.args.ids)} delayed jobs of {call.args.queue} run now?")
+    return _act(call, "promoted", f"Let {many(len(call.args.ids), 'delayed job')} of {call.args.queue} run now?")
 
 
 def _act(call: Call, verb: str, question: str) -> int:

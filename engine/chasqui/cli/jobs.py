@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
-from chasqui.cli.shown import payload
-from chasqui.errors import ConfigError, ResultTimeout
+from chasqui.cli.shown import many, payload
+from chasqui.errors import BulkInterrupted, ChasquiError, ConfigError, ResultTimeout
 from chasqui.job import Backoff, NewJob, RetryOverride
 from chasqui.options import ProducerOptions, option_duration
 from chasqui.producer import Producer
+
+T = TypeVar("T")
 
 # Jobs sent in one call when they come from a file.
 CHUNK = 10_000
@@ -82,24 +84,50 @@ def add(call: Call) -> int:
     if call.screen.json:
         call.screen.document({"queue": args.queue, "added": added})
     else:
-        call.screen.line(f"added {added} jobs")
+        call.screen.line(f"added {many(added, 'job')}")
     return Exit.OK
 
 
-def _add_lines(call: Call, producer: Producer, job: Any) -> int:
-    """Send line after line in chunks: a file of any size is never held at once. An error says what is in already."""
-    added = 0
-    try:
-        with _opened(call.args.lines) as file, call.screen.progress("adding", None) as advance:
-            for chunk in _chunks(_payloads(file, text=call.args.text)):
-                producer.add_bulk_jobs([job(value) for value in chunk])
-                added += len(chunk)
-                advance(len(chunk))
-    except Exception:
-        if added:
-            call.screen.say(f"{added} jobs are added; the rest of {call.args.lines} is not, or only in part")
-        raise
+def _add_lines(call: Call, producer: Producer, job: Callable[[Any], NewJob]) -> int:
+    """Send line after line in chunks: a file of any size is never held at once. Cut short, it says what is in already
+    and where to go on.
+    """
+    added = line = unsure = 0
+
+    def so_far() -> str:
+        if not added and not unsure:
+            return ""
+        doubt = f" and up to {many(unsure, 'more job')} after it" if unsure else ""
+        file = "FILE" if call.args.lines == "-" else call.args.lines
+        rest = f"tail -n +{line + 1} {file} | chasquictl add {call.args.queue} --lines -"
+        return f"added {many(added, 'job')}, up to line {line:,}{doubt}; for the rest: {rest}"
+
+    with (
+        call.screen.accounting(so_far),
+        _opened(call.args.lines) as file,
+        call.screen.progress("adding", None) as advance,
+    ):
+        for chunk in _chunks(_payloads(file, text=call.args.text)):
+            unsure = len(chunk)
+            try:
+                producer.add_bulk_jobs([job(value) for _, value in chunk])
+            except BulkInterrupted as half:
+                sure = _leading(half)
+                added, unsure = added + sure, half.acknowledged + half.unknown - sure
+                line = chunk[sure - 1][0] if sure else line
+                raise
+            except ChasquiError:
+                unsure = 0
+                raise
+            added, unsure, line = added + len(chunk), 0, chunk[-1][0]
+            advance(len(chunk))
     return added
+
+
+def _leading(half: BulkInterrupted) -> int:
+    """How many from the first on are added; those behind a gap are no place to go on from."""
+    added = set(half.added)
+    return next((place for place, job_id in enumerate(half.ids) if job_id not in added), len(half.ids))
 
 
 def _tell(call: Call, ids: list[str]) -> None:
@@ -119,17 +147,18 @@ def _opened(path: str) -> IO[str]:
         raise ConfigError(f"--lines {path}: {error.strerror or error}") from None
 
 
-def _payloads(file: Iterable[str], *, text: bool) -> Iterator[Any]:
+def _payloads(file: Iterable[str], *, text: bool) -> Iterator[tuple[int, Any]]:
+    """The payloads, each with the number of its line."""
     try:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _value(line.rstrip("\r\n"), text=text, where=f"line {number}")
+                yield number, _value(line.rstrip("\r\n"), text=text, where=f"line {number}")
     except UnicodeDecodeError as error:
         raise ConfigError(f"--lines expects UTF-8: {error}") from None
 
 
-def _chunks(values: Iterator[Any]) -> Iterator[list[Any]]:
-    chunk: list[Any] = []
+def _chunks(values: Iterator[T]) -> Iterator[list[T]]:
+    chunk: list[T] = []
     for value in values:
         chunk.append(value)
         if len(chunk) == CHUNK:

@@ -112,6 +112,16 @@ class Screen:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     @contextlib.contextmanager
+    def accounting(self, so_far: Callable[[], str]) -> Iterator[None]:
+        """What is cut short, by Ctrl-C or by the server, still says how far it came; `""` where that is nowhere."""
+        try:
+            yield
+        except BaseException:
+            if text := so_far():
+                self.say(text)
+            raise
+
+    @contextlib.contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         """A bar on stderr while something long goes on, where stderr is a terminal; gives the call that moves it."""
         if not self._err.isatty():

@@ -94,6 +94,11 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
 
+def many(number: int, noun: str) -> str:
+    """So many of them: `1 job`, `2,000 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def spark_line(values: Sequence[float | None], width: int) -> str:
     """The last values as bars, the highest of them a full one; unknown ones leave a gap."""
     chosen = list(values)[-width:]
