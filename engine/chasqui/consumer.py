@@ -428,6 +428,7 @@ class _Session:
             table, default = {}, self._callable(self._handler)  # type: ignore[arg-type]
         settler, codec, store = self._settler, self._codec, self._options.store_results
         clock, unpack, ready, few = time.perf_counter_ns, codec.unpack, self._ready, self._few
+        task = asyncio.current_task()
         while True:
             if len(ready) > few:  # the common case of _next, without the cost of awaiting it
                 job = ready.popleft()
@@ -446,7 +447,7 @@ class _Session:
                     returned = await call(job)
                     result = codec.pack(returned) if store and returned is not None else None
                 except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-                    _raise_if_ours(error)
+                    _raise_if_ours(error, task)
                     self._failed(job, error, (clock() - start) // 1000)
                 else:
                     self._succeeded(job, result, (clock() - start) // 1000)
@@ -474,6 +475,7 @@ class _Session:
 
     async def _run_batch(self, call: Callable[[Any], Awaitable[Any]], jobs: list[ActiveJob]) -> None:
         runnable: list[ActiveJob] = []
+        task = asyncio.current_task()
         start = time.perf_counter_ns()
         for job in jobs:
             self._settler.run_event("active", job)
@@ -487,7 +489,7 @@ class _Session:
         try:
             answers = outcomes(runnable, await call(runnable))
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-            _raise_if_ours(error)
+            _raise_if_ours(error, task)
             answers = [error] * len(runnable)
         for job, answer in zip(runnable, answers, strict=True):
             self._finish(job, answer, start)
@@ -599,13 +601,14 @@ class _Session:
             pass
 
 
-def _raise_if_ours(error: BaseException) -> None:
-    """Only the worker's own end is not an outcome of the job: being cancelled, or the interpreter being closed."""
-    task = asyncio.current_task()
-    if isinstance(error, GeneratorExit) or (
-        isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-    ):
-        raise error
+def _raise_if_ours(error: BaseException, task: asyncio.Task[Any] | None) -> None:
+    """Only the end of the worker itself is no outcome: its task is cancelled, or thrown away unfinished, which does not
+    happen to a task that runs.
+    """
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        running = asyncio._get_running_loop() is not None and asyncio.current_task() is task
+        if not running or task is None or task.cancelling():
+            raise error
 
 
 def _exists(key: str) -> Flow[int]:

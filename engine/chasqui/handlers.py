@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +110,8 @@ def reason_of(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """An error for the dead letter: type, message and last frames, at most two kilobytes."""
     head = f"{type(error).__name__}: {reason_of(error)}"
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
-    lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames)]
+    # Frames only, not their source lines: a deep recursion has a hundred thousand.
+    frames = deque(traceback.walk_tb(error.__traceback__), maxlen=_FRAMES)
+    lines = [f"  {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in reversed(frames)]
     text = "\n".join([head[: MAX_ERROR_BYTES // 2], *lines])
     return text.encode(errors="replace")[:MAX_ERROR_BYTES].decode(errors="ignore")

@@ -70,10 +70,11 @@ def asked_ms(error: BaseException) -> int | None:
     """The wait that a handler asks for; None where it asks for none. ``ValueError`` for one that makes no sense."""
     if not isinstance(error, RetryLater):
         return None
-    wait: Any = error.delay_ms
+    wait: Any = getattr(error, "delay_ms", None)  # a subclass may not have called our __init__
     if isinstance(wait, timedelta):
         wait = wait.total_seconds() * 1000
-    if isinstance(wait, bool) or not isinstance(wait, int | float) or not math.isfinite(wait):
+    endless = isinstance(wait, float) and not math.isfinite(wait)
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or endless:
         raise ValueError(f"RetryLater expects milliseconds or a timedelta, got {wait!r:.80}")
     return max(0, int(wait))
 

@@ -287,7 +287,25 @@ class Named(Exception):
         raise RuntimeError("no message")
 
 
+def awaited(error: BaseException) -> Any:
+    """A coroutine that raises it."""
+
+    async def handler(_: Any) -> None:
+        raise error
+
+    return handler
+
+
 ODD: dict[str, Any] = {
+    "SystemExit": awaited(SystemExit(3)),
+    "SystemExit in a thread": failing(SystemExit(3)),
+    "KeyboardInterrupt": awaited(KeyboardInterrupt()),
+    "KeyboardInterrupt in a thread": failing(KeyboardInterrupt()),
+    "GeneratorExit": awaited(GeneratorExit()),
+    "GeneratorExit in a thread": failing(GeneratorExit()),
+    "CancelledError": awaited(asyncio.CancelledError()),
+    "CancelledError in a thread": failing(asyncio.CancelledError()),
+    "a wait that was never set": failing(RetryLater.__new__(RetryLater)),
     "a cancelled await": cancelled,
     "an error without text": unspeakable,
     "an error whose message raises": failing(Named()),

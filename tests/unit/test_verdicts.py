@@ -39,7 +39,13 @@ def test_unrecoverable_beats_every_budget() -> None:
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(ValueError(), None), (RetryLater(5), 5), (RetryLater(timedelta(seconds=2)), 2000), (RetryLater(-1), 0)],
+    [
+        (ValueError(), None),
+        (RetryLater(5), 5),
+        (RetryLater(timedelta(seconds=2)), 2000),
+        (RetryLater(-1), 0),
+        (RetryLater(10**400), 10**400),
+    ],
 )
 def test_a_wait_is_asked_for_by_retry_later_only(error: Exception, expected: int | None) -> None:
     assert asked_ms(error) == expected
