@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from chasqui.errors import ConnectionLost, RedisError
 from chasqui.job import Overview
 from chasqui.protocol import examine, survey
 from chasqui.protocol.examine import ServerFacts
@@ -53,46 +54,57 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known. ``before`` and ``now`` are two looks at the queue; both are None when no queue was named.
+    """What is known. ``before`` and ``now`` are two looks at the queue; both are None when no queue was named, or when
+    it cannot be looked at: then ``refused`` says why.
 
-    ``stale`` are claims that nobody renewed within the group's threshold: entry id, worker, idle ms, deliveries.
+    ``skew_ms`` is None where the server does not tell its time. ``stale`` are claims that nobody renewed within the
+    group's threshold: entry id, worker, idle ms, deliveries. ``strangers`` are keys under the queue's name that are
+    none of a queue: key, type, expected type.
     """
 
     server: ServerFacts
-    skew_ms: int
+    skew_ms: int | None
     max_stream_len: int
     before: Overview | None = None
     now: Overview | None = None
     stale: list[tuple[str, str, int, int]] = field(default_factory=list)
+    strangers: list[tuple[str, str, str]] = field(default_factory=list)
+    refused: str = ""
 
 
 def gather(link: Link, queue: str | None, group: str, *, max_stream_len: int, stale_ms: int) -> Facts:
-    """Ask the server; with a queue, look at it twice."""
+    """Ask the server; with a queue, look at it twice. What the server refuses is left out, and the rest goes on."""
     keys = Keys(queue or "default")
     server = link.run(examine.server(keys))
-    skew_ms = min((_skew(link, keys) for _ in range(3)), key=abs)
+    skews = [skew for skew in (_skew(link, keys) for _ in range(3)) if skew is not None]
+    known = Facts(server, min(skews, key=abs, default=None), max_stream_len)
     if queue is None:
-        return Facts(server, skew_ms, max_stream_len)
-    before = link.run(survey.overview(keys, group))
-    time.sleep(LOOK_APART_S)
-    now = link.run(survey.overview(keys, group))
-    stale = link.run(examine.backlog(keys, group, stale_ms)).oldest
-    return Facts(server, skew_ms, max_stream_len, before, now, stale)
+        return known
+    known = replace(known, strangers=link.run(examine.strangers(keys)))
+    try:
+        known = replace(known, before=link.run(survey.overview(keys, group)))
+        time.sleep(LOOK_APART_S)
+        known = replace(known, now=link.run(survey.overview(keys, group)))
+        return replace(known, stale=link.run(examine.backlog(keys, group, stale_ms)).oldest)
+    except ConnectionLost:
+        raise
+    except RedisError as error:
+        return replace(known, refused=error.message)
 
 
-def _skew(link: Link, keys: Keys) -> int:
+def _skew(link: Link, keys: Keys) -> int | None:
     """The server's clock less ours, at the middle of the exchange; the way there and back is the uncertainty."""
     sent = time.time_ns()
     told_ms = link.run(examine.clock(keys))
     middle_ms = (sent + time.time_ns()) // 2 // 1_000_000
-    return told_ms - middle_ms
+    return None if told_ms is None else told_ms - middle_ms
 
 
 def judge(facts: Facts) -> list[Finding]:
     """All findings, those about the server first."""
     server = facts.server
     found = [*_version(server), *_capabilities(server), *_role(server), *_persistence(server), *_eviction(server)]
-    found += [*_memory(server), *_permissions(server), *_clock(facts)]
+    found += [*_memory(server), *_permissions(server), *_clock(facts), *_keys(facts)]
     if facts.now is not None and facts.before is not None:
         now, before = facts.now, facts.before
         found += [*_consumers(now), *_claims(facts), *_pending(before, now), *_capacity(facts, now)]
@@ -164,6 +176,15 @@ def _role(server: ServerFacts) -> Iterator[Finding]:
 
 
 def _persistence(server: ServerFacts) -> Iterator[Finding]:
+    if server.info.get("aof_last_write_status", "ok") != "ok":
+        yield Finding(
+            "persistence",
+            Severity.DANGER,
+            "the last write to the append-only file failed",
+            "nothing is safe until it can be written again",
+            "look for a full or broken disk; the server's log says more",
+        )
+        return
     aof = server.settings.get("appendonly") or ("yes" if server.info.get("aof_enabled") == "1" else "no")
     if not server.settings and "aof_enabled" not in server.info:
         yield Finding(
@@ -174,10 +195,10 @@ def _persistence(server: ServerFacts) -> Iterator[Finding]:
             "allow this user CONFIG GET and INFO, or check appendonly and appendfsync by hand",
         )
         return
-    fsync = server.settings.get("appendfsync", "unknown")
+    fsync = server.settings.get("appendfsync")
     if aof == "no":
-        save = server.settings.get("save", "unknown")
-        kept = "nothing is kept" if not save else f"snapshots only ({save})"
+        save = server.settings.get("save")
+        kept = "nothing is kept" if save == "" else f"snapshots only ({save})" if save else "snapshots at best"
         yield Finding(
             "persistence",
             Severity.DANGER,
@@ -201,13 +222,13 @@ def _persistence(server: ServerFacts) -> Iterator[Finding]:
             "a crash of the machine loses up to the last second, exactly-once writes of Spark among it (never doubled)",
             "set appendfsync always, or upgrade to Redis 7.2 or Valkey, where commits wait for the disk",
         )
-    elif server.info.get("aof_last_write_status", "ok") != "ok":
+    elif fsync is None:
         yield Finding(
             "persistence",
-            Severity.DANGER,
-            "the last write to the append-only file failed",
-            "nothing is safe until it can be written again",
-            "look for a full or broken disk; the server's log says more",
+            Severity.NOTE,
+            "append-only file; the server does not tell how often it reaches the disk",
+            "with appendfsync no, a crash of the machine loses about the last 30 seconds",
+            "allow this user CONFIG GET, or check appendfsync by hand",
         )
     elif fsync == "everysec":
         yield Finding(
@@ -282,6 +303,15 @@ def _permissions(server: ServerFacts) -> Iterator[Finding]:
 
 
 def _clock(facts: Facts) -> Iterator[Finding]:
+    if facts.skew_ms is None:
+        yield Finding(
+            "clock",
+            Severity.NOTE,
+            "the server does not tell its time",
+            "where it differs from ours, delayed jobs of this machine run early or late",
+            "allow this user the command TIME",
+        )
+        return
     skew = abs(facts.skew_ms)
     if skew < SKEW_MS:
         yield Finding("clock", Severity.OK, f"ours and the server's differ by {skew} ms")
@@ -292,6 +322,25 @@ def _clock(facts: Facts) -> Iterator[Finding]:
             f"the server's clock is {skew / 1000:.1f} s {'ahead of' if facts.skew_ms > 0 else 'behind'} ours",
             "delayed and repeatable jobs of this machine run early or late by as much, and ages are wrong",
             "synchronise both clocks (NTP)",
+        )
+
+
+def _keys(facts: Facts) -> Iterator[Finding]:
+    for key, found, expected in facts.strangers:
+        yield Finding(
+            "keys",
+            Severity.DANGER,
+            f"{key} holds a {found}; a queue has a {expected} there",
+            "whatever needs this key fails: adding, working, looking",
+            f"see what wrote it, then RENAME or DEL {key}",
+        )
+    if facts.refused and not facts.strangers:
+        yield Finding(
+            "keys",
+            Severity.WARNING,
+            f"the queue cannot be looked at: {facts.refused}",
+            "nothing is known about its workers, its jobs and their ages",
+            "ask as the user chasqui-observer of conf/users.acl",
         )
 
 

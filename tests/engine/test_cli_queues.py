@@ -282,3 +282,34 @@ def test_events_are_filtered_by_what_happened_and_to_whom(ctl: Ctl, url: str, cl
     assert [line.split()[2] for line in said.out.splitlines()] == ["failed", "dlq"]
     assert all("name=a" in line for line in said.out.splitlines())
     assert "\x1b" not in said.out
+
+
+# --- What is not as it should be ---
+
+
+def test_a_key_of_the_wrong_type_is_named(ctl: Ctl, client: redis.Redis, queue: str) -> None:
+    client.set(key(queue, "delayed"), "x", ex=600)
+    named = f"{{chasqui:{queue}}}:delayed holds a string"
+
+    said, doctor = ctl("inspect", queue), ctl("doctor", queue)
+
+    assert said.code == 4
+    assert f"{named}, where a queue has a zset" in said.err
+    assert doctor.code == 5
+    assert f"danger  keys: {named}; a queue has a zset there" in doctor.out
+    assert "persistence:" in doctor.out, "the other findings stand beside it"
+
+
+def test_doctor_goes_on_where_its_user_may_not_look(
+    url: str, client: redis.Redis, queue: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.acl_setuser(queue, enabled=True, passwords=["+p"], keys=["*"], categories=["+@all"])
+    client.execute_command("ACL", "SETUSER", queue, "-config", "-info", "-time", "-xinfo")
+    try:
+        said = Ctl(url.replace("redis://", f"redis://{queue}:p@"), capsys, monkeypatch)("doctor", queue)
+    finally:
+        client.acl_deluser(queue)
+
+    assert said.code == 1
+    for words in ("note  clock: the server does not tell", "warning  permissions: ", "warning  keys: the queue cannot"):
+        assert words in said.out

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +113,14 @@ CASES = {
     "dying now": (queue(dlq=5), "dead letters", Severity.WARNING),
     "paused": (queue(paused=True), "state", Severity.NOTE),
     "claims gone stale": (dataclasses.replace(GOOD, stale=[("1-0", "w", 99_000, 1)]), "claims", Severity.NOTE),
+    "clock not told": (dataclasses.replace(GOOD, skew_ms=None), "clock", Severity.NOTE),
+    "fsync not told": (
+        server(settings={"appendonly": "", "appendfsync": None}, info={"aof_enabled": "1"}),
+        "persistence",
+        Severity.NOTE,
+    ),
+    "a stranger": (dataclasses.replace(GOOD, strangers=[("k", "string", "stream")]), "keys", Severity.DANGER),
+    "may not look": (dataclasses.replace(GOOD, before=None, now=None, refused="NOPERM"), "keys", Severity.WARNING),
     "poison": (dataclasses.replace(GOOD, stale=[("1-0", "w", 99_000, 9)]), "claims", Severity.WARNING),
 }
 
@@ -142,3 +153,12 @@ def test_without_a_queue_only_the_server_is_judged() -> None:
 
     assert "workers" not in checks
     assert "persistence" in checks
+
+
+def test_every_check_is_in_the_documentation() -> None:
+    source = Path(inspect.getfile(Finding)).read_text()
+    page = (Path(__file__).parents[2] / "docs" / "chasquictl.md").read_text()
+    rows = page.partition("| check | looks at |")[2].partition("\n\n")[0]
+    documented = {name.strip() for row in rows.splitlines()[2:] for name in row.split(" | ")[0].strip("| ").split(",")}
+
+    assert set(re.findall(r'Finding\(\s*"([^"]+)"', source)) == documented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -36,6 +37,10 @@ from chasqui.errors import (
     QueueFull,
     RedisError,
 )
+from chasqui.options import ConnectionOptions
+from chasqui.protocol import examine
+from chasqui.protocol.keys import Keys
+from chasqui.redis_io import Link
 from chasqui.settings import read_file
 from chasqui.version import __version__
 
@@ -76,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     prepare_streams()
     screen = Screen()
-    debug = False
+    debug, call = False, None
     try:
         args = _parsed(argv)
         if isinstance(args, int):
@@ -84,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug, screen = args.debug, Screen(as_json=args.json)
         _set_up_logs(debug)
         path = os.environ.get("CHASQUI_CONFIG") if args.config is None else args.config
-        return int(args.run(Call(args, screen, read_file(path) if path else None)))
+        call = Call(args, screen, read_file(path) if path else None)
+        return int(args.run(call))
     except KeyboardInterrupt:
         # A second one, while the program ends, ends it without a word.
         if threading.current_thread() is threading.main_thread():
@@ -100,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ChasquiError as error:
         if debug:
             raise
-        screen.say(f"chasquictl: {error.message}")
+        where = _strangers(call) if call and "WRONGTYPE" in error.message else ""
+        screen.say(f"chasquictl: {error.message}{where}")
         return code_of(error)
     except Exception as error:
         if debug:
@@ -117,6 +124,17 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace | int:
     except SystemExit as stop:
         sys.stdout.flush()  # here, where a reader that has gone is noticed and is no failure
         return int(stop.code or 0)
+
+
+def _strangers(call: Call) -> str:
+    """Which keys have the wrong type: the server does not say."""
+    queue = getattr(call.args, "queue", None)
+    try:
+        with contextlib.closing(Link(call.options(ConnectionOptions, ""))) as link:
+            found = link.run(examine.strangers(Keys(queue))) if queue else []
+    except ChasquiError:
+        return ""
+    return "".join(f"; {key} holds a {kind}, where a queue has a {expected}" for key, kind, expected in found)
 
 
 def _set_up_logs(debug: bool) -> None:

@@ -46,12 +46,22 @@ def server(keys: Keys) -> Flow[ServerFacts]:
     )
 
 
-def clock(keys: Keys) -> Flow[int]:
-    """The server's time in epoch ms."""
+def clock(keys: Keys) -> Flow[int | None]:
+    """The server's time in epoch ms; None where it does not tell this user."""
     _, now = yield Batch((command("XLEN", f"{keys.prefix}:nowhere", safe=True), command("TIME", safe=True)))
-    if isinstance(now, Refusal):
-        raise now
-    return number(now[0]) * 1000 + number(now[1]) // 1000
+    return None if isinstance(now, Refusal) else number(now[0]) * 1000 + number(now[1]) // 1000
+
+
+def strangers(keys: Keys) -> Flow[list[tuple[str, str, str]]]:
+    """Keys under the queue's name that hold something else than the queue would: key, type, expected type."""
+    expected = {
+        **dict.fromkeys((keys.stream, keys.dlq, keys.events), "stream"),
+        **dict.fromkeys((keys.delayed, keys.repeat), "zset"),
+        **dict.fromkeys((keys.paused, keys.promoter_lock, keys.scheduler_lock), "string"),
+    }
+    replies = yield Batch(tuple(command("TYPE", key, safe=True) for key in expected))
+    found = [(key, "none" if isinstance(r, Refusal) else plain(r)) for key, r in zip(expected, replies, strict=True)]
+    return [(key, kind, expected[key]) for key, kind in found if kind not in ("none", expected[key])]
 
 
 @dataclass(frozen=True, slots=True)
