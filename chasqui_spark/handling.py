@@ -68,12 +68,6 @@ class Handling:
     concurrency: int = 100
     unknown_name: str = "fail"
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.handler, Router | BatchHandler | ArrowHandler) and not callable(self.handler):
-            raise ConfigError(
-                f"handler expects a function, a Router or a batch handler, got {type(self.handler).__name__}"
-            )
-
     def run(self, pages: Iterator[pa.RecordBatch], reports: Reports) -> Iterator[list[bool]]:
         """Run the handler on all rows of one queue, and report it; whether they are done, as it becomes known."""
         with paused(), noticing_interrupts() as interrupted:
@@ -117,8 +111,7 @@ class _Task:
         return [one.outcome == OK for one in outcomes]
 
     def _table(self, rows: pa.RecordBatch) -> list[Any]:
-        with resumed():
-            returned = self._handler.function(pa.Table.from_batches([rows]))  # type: ignore[union-attr]
+        returned = _called(self._handler.function, pa.Table.from_batches([rows]))  # type: ignore[union-attr]
         if isinstance(returned, pa.Array | pa.ChunkedArray):
             returned = returned.to_pylist()
         return batch_outcomes(range(rows.num_rows), returned)  # type: ignore[arg-type]
@@ -134,10 +127,7 @@ class _Task:
             except ValueError as error:
                 answers.append(error)
         try:
-            with resumed():
-                returned = self._handler.function(jobs) if jobs else None  # type: ignore[union-attr]
-                if isinstance(returned, Awaitable):
-                    returned = asyncio.run(_awaited(returned))
+            returned = _called(self._handler.function, jobs) if jobs else None  # type: ignore[union-attr]
             found = iter(batch_outcomes(jobs, returned))
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
             found = repeat(self._raised(error))
@@ -149,10 +139,7 @@ class _Task:
         try:
             call = self._find(job.name)
             job.payload = self._with.codec.unpack(packed)
-            with resumed():
-                answer = call(job)
-                if isinstance(answer, Awaitable):
-                    answer = asyncio.run(_awaited(answer))
+            answer = _called(call, job)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
             answer = self._raised(error)
         self._still_here()
@@ -281,6 +268,12 @@ def _cancelled() -> bool:
     """Whether the task's end, and not the handler, has stopped this coroutine."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _called(function: Callable[[Any], Any], argument: Any) -> Any:
+    with resumed():
+        answer = function(argument)
+        return asyncio.run(_awaited(answer)) if isinstance(answer, Awaitable) else answer
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:

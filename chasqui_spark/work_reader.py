@@ -5,13 +5,15 @@ Handing the jobs to Spark and back to a second Python process for the handler wo
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pyarrow as pa
-from pyspark.serializers import CloudPickleSerializer
+from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 
+from chasqui import ConfigError
 from chasqui.bridge import Outcomes
 from chasqui_spark.consume_reader import BatchPartition, ConsumeReader
 from chasqui_spark.handling import Handling
@@ -44,13 +46,19 @@ class WorkReader(ConsumeReader):
                 yield pa.record_batch([pa.array(done, pa.bool_())], schema=_SCHEMA)
 
 
-_serializer: Any = CloudPickleSerializer
+_cloudpickle: Any = cloudpickle
 
 
 def packed(handling: Handling) -> bytes:
     """A handler as Spark ships functions. Only tasks unpack it: what it imports need not be there for planning."""
-    return cast(bytes, _serializer().dumps(handling))
+    try:
+        return cast(bytes, _cloudpickle.dumps(handling))
+    except Exception as error:
+        raise ConfigError(
+            f"handler cannot be sent to executors ({type(error).__name__}: {error}): open connections, locks and files "
+            f"inside of it, and use no SparkSession or DataFrame there"
+        ) from error
 
 
 def unpacked(data: bytes) -> Handling:
-    return cast(Handling, _serializer().loads(data))
+    return cast(Handling, pickle.loads(data))  # noqa: S301 (it comes from this program's driver)

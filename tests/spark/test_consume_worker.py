@@ -14,7 +14,7 @@ import redis
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from chasqui import Backoff, OptionError, Producer, RetryLater, RetryOverride, Router, UnrecoverableError, batch
+from chasqui import Backoff, Producer, RetryLater, RetryOverride, Router, UnrecoverableError, batch
 from chasqui_spark import arrow_batch, worker
 from tests.spark.consume_tools import add, consume, running, waiting
 from tests.support import eventually
@@ -263,20 +263,3 @@ def test_dead_letters_go_back_repaired_once_and_at_the_chosen_pace(
 
 def _refuse(job: Any) -> None:
     raise UnrecoverableError("no such address")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"mode": "observe"}, "mode is the worker's own business"),
-        ({"payload_schema": "a INT"}, "payload_schema is the worker's own business"),
-        ({"unknown_name": "x"}, "unknown_name expects one of fail, dlq"),
-        ({"handler": 3}, "handler expects a function"),
-        ({"max_attemps": 3}, "did you mean max_attempts"),
-    ],
-)
-def test_a_worker_that_cannot_be_meant_is_refused(
-    spark: SparkSession, one_url: str, given: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((OptionError, ValueError), match=message):
-        worker(spark, **({"queue": "q", "handler": print, "url": one_url} | given))

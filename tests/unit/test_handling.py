@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from chasqui import Backoff, ConfigError, RetryLater, RetryOverride, Router, UnrecoverableError, batch
+from chasqui import Backoff, RetryLater, RetryOverride, Router, UnrecoverableError, batch
 from chasqui.bridge import Outcome, PayloadCodec
 from chasqui.protocol.codec import Envelope, encode_envelope
 from chasqui_spark.handling import AnyHandler, Handling, arrow_batch, jobs_of
@@ -171,6 +171,19 @@ def test_an_arrow_handler_gets_tables() -> None:
     assert len(told) == 4
 
 
+def test_handlers_of_batches_may_be_coroutine_functions() -> None:
+    @arrow_batch()
+    async def tables(table: Any) -> list[int]:
+        return [1] * int(table.num_rows)
+
+    @batch()
+    async def lists(jobs: list[Any]) -> list[Any]:
+        return [ValueError("odd") if job.payload % 2 else 1 for job in jobs]
+
+    assert [one.outcome for one in run(tables, rows(1, 2))[0]] == ["ok", "ok"]
+    assert [one.outcome for one in run(lists, rows(1, 2))[0]] == ["retry", "ok"]
+
+
 def raising(_: Any) -> None:
     raise SystemExit(1)
 
@@ -185,12 +198,6 @@ def test_a_batch_that_raises_or_answers_for_others_fails_all_its_jobs(kind: Any,
     outcomes, _ = run(kind(function), rows(1, 2))
 
     assert [one.outcome for one in outcomes] == ["retry", "retry"]
-
-
-@pytest.mark.parametrize("handler", [None, 3, "print"])
-def test_what_is_no_handler_is_refused(handler: Any) -> None:
-    with pytest.raises(ConfigError, match="handler expects"):
-        Handling(handler, PayloadCodec())
 
 
 def test_a_slow_handler_does_not_hold_back_what_is_done() -> None:
