@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from chasqui import WrongKeyType
+from chasqui import DataLoss, WrongKeyType
 from chasqui.bridge import Position, id_parts
 from chasqui_spark.listings import listed
-from chasqui_spark.offsets import check_start, end_of, resolved, start_of
+from chasqui_spark.offsets import check_start, end_of, first_look, resolved, start_of
 from chasqui_spark.options import STREAMED_VIEWS, SourceOptions
 from chasqui_spark.planning import QueuesPartition, Range, RangePartition
 from chasqui_spark.pushdown import Narrowed, narrowed
@@ -20,6 +21,8 @@ from chasqui_spark.ranges import planned, read_ranges
 from chasqui_spark.rows import Rows
 from chasqui_spark.source import found_queues, named_queues, reading
 from chasqui_spark.views import check_schema
+
+log = logging.getLogger("chasqui.spark")
 
 
 class BatchReader(DataSourceReader):
@@ -56,7 +59,13 @@ class BatchReader(DataSourceReader):
 
     def _range(self, queue: str, position: Position) -> Range | None:
         """From start to end as asked for, both settled now, less what filters exclude."""
-        begin = resolved(start_of(self._options).of(queue), position)
+        found = first_look(start_of(self._options), queue, position)
+        if found.lost is not None:
+            text = f"queue {queue!r}, view {self._options.view}: {found.lost}"
+            if self._options.fail_on_data_loss:
+                raise DataLoss(f"{text}. With failOnDataLoss=false nothing is read of it")
+            log.warning("%s; nothing is read, because failOnDataLoss=false", text)
+        begin = found.begin
         end = resolved(end_of(self._options).of(queue), position)
         if id_parts(end) > id_parts(position.last_id):
             end = position.last_id

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,20 +23,23 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from chasqui import ChasquiError, DataLoss, WrongKeyType
-from chasqui.bridge import Position, Reader, Walk, id_parts
+from chasqui.bridge import Position, Reader, Walk, id_parts, matches
 from chasqui_spark.offsets import (
     BEGINNING,
     LATEST,
     Found,
     Mark,
     Offset,
+    Start,
     added_at,
     assess,
     check_start,
+    first_look,
     from_json,
+    gone_before,
     initial,
+    lost_since,
     moved,
-    resolved,
     start_of,
     to_json,
 )
@@ -106,26 +110,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for queue in sorted({*before.marks, *ends}):
             old = before.marks.get(queue)
             new = ends.get(queue, old)
-            if new is not None and new is not old and moved(old, new):
+            if new is None:
+                changed = True  # forgotten
+            elif new is not old and moved(old, new):
                 marks[queue] = new
                 changed = True
             elif old is not None:
-                # Nothing new here. A ``from`` belonged to the batch that this offset ended.
-                marks[queue] = Mark(old.id, old.added)
+                marks[queue] = old.settled
             elif settled:
                 marks[queue] = Mark(BEGINNING)
         return to_json(marks) if changed else start
 
     def _wanted(self, reader: Reader, before: Offset) -> list[str]:
-        """The queues to look at: those found, those that have been read before, and within AvailableNow no others."""
+        """The queues to look at: those that are named, or those found of the pattern and those of it read before."""
+        pattern = self._options.queue_pattern
+        known = [queue for queue in before.marks if pattern is not None and matches(pattern, queue)]
         if self._targets is not None:
-            return sorted(self._targets)
+            return sorted({*self._targets, *known})
         now = time.monotonic()
         due = self._looked_at is None or (now - self._looked_at) * 1000 >= self._options.discovery_interval
-        if due and (self._options.queue_pattern is not None or not self._queues):
+        if due and (pattern is not None or not self._queues):
             self._queues, self._looked_at = found_queues(self._options, reader), now
-        named = self._options.queue_pattern is None
-        return self._queues if named else sorted({*self._queues, *before.marks})
+        return sorted({*self._queues, *known})
 
     def _found(self, queue: str, before: Offset, position: Position | WrongKeyType) -> Found:
         mark = before.marks.get(queue)
@@ -133,12 +139,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if isinstance(position, WrongKeyType):
                 raise position
             # A queue that appears while the query runs starts at its first entry, unless its start was given by name.
-            if before.symbolic or queue in self._start.queues:
-                return Found(resolved(self._start.of(queue), position), here=position.exists)
-            return Found(BEGINNING, here=position.exists)
-        found = assess(self._options.view, mark, position, may_vanish=self._options.queue_pattern is not None)
+            start = self._start if before.symbolic or queue in self._start.queues else Start()
+            found = first_look(start, queue, position)
+        else:
+            found = assess(self._options.view, mark, position, may_vanish=self._may_vanish)
         if found.lost is not None:
-            self._tell_loss(queue, found)
+            self._tell_loss(queue, found.lost)
         if isinstance(position, Position) and position.exists and position.added is None:
             self._warn_once(
                 queue,
@@ -148,14 +154,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._gone += found.gone
         return found
 
-    def _tell_loss(self, queue: str, found: Found) -> None:
-        text = f"queue {queue!r}, view {self._options.view}: {found.lost}"
+    @property
+    def _may_vanish(self) -> bool:
+        return self._options.queue_pattern is not None
+
+    def _tell_loss(self, queue: str, lost: str) -> None:
+        text = f"queue {queue!r}, view {self._options.view}: {lost}"
         if self._options.fail_on_data_loss:
             raise DataLoss(
                 f"{text}. Entries may be lost to this query. failOnDataLoss=false goes on with what is there; a new "
                 f"checkpointLocation starts over"
             )
-        self._warn_once(queue, str(found.lost), f"{text}; going on, because failOnDataLoss=false")
+        self._warn_once(queue, lost, f"{text}; going on, because failOnDataLoss=false")
 
     def _warn_once(self, queue: str, what: str, text: str) -> None:
         if (queue, what) not in self._warned:
@@ -171,19 +181,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         positions: dict[str, Position | WrongKeyType],
         found: dict[str, Found],
         limit: ReadLimit,
-    ) -> dict[str, Mark]:
-        """The new mark of each queue that has one. Without a limit that is the stream's end, and nothing is asked."""
-        ends: dict[str, Mark] = {}
+    ) -> dict[str, Mark | None]:
+        """The new mark of each queue that has one, None of one that starts over when it is there again. Without a limit
+        the mark is the stream's end, and nothing is asked.
+        """
+        ends: dict[str, Mark | None] = {}
         waiting: dict[str, Position] = {}
         for queue, one in found.items():
             position = positions[queue]
-            target = self._target(queue, position) if isinstance(position, Position) and one.here else BEGINNING
-            if not isinstance(position, Position) or id_parts(one.begin) >= id_parts(target):
+            if not isinstance(position, Position):
+                continue
+            if not position.exists:
+                old = before.marks.get(queue)
+                over = old is not None and old.id != one.begin and self._may_vanish and queue not in self._start.queues
+                ends[queue] = None if over else self._mark(before, queue, one, one.begin, position)
+                continue
+            target = self._target(queue, position)
+            if id_parts(one.begin) >= id_parts(target):
                 # Nothing to read, but a begin that differs from the offset before has to be remembered.
-                ends[queue] = self._mark(before, queue, one, one.begin, None)
+                ends[queue] = self._mark(before, queue, one, one.begin, position)
             else:
-                added = position.added if target == position.last_id else None
-                ends[queue] = self._mark(before, queue, one, target, added)
+                ends[queue] = self._mark(before, queue, one, target, position)
                 waiting[queue] = position
         entries, size = self._limits(limit)
         if entries is not None or size is not None:
@@ -206,33 +224,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         queue: str,
         one: Found,
         position: Position,
-        ends: dict[str, Mark],
+        ends: dict[str, Mark | None],
         most: int | None,
         room: int | None,
     ) -> Walk:
         """Cut a queue's batch down to its share; what it leaves is for the queues after it."""
-        end = ends[queue].id
+        end = self._target(queue, position)
         if most == 0 or room == 0:
-            ends[queue] = self._mark(before, queue, one, one.begin, None)
+            ends[queue] = self._mark(before, queue, one, one.begin, position)
             return Walk(0, 0, None, ())
         walk = reader.walk(
             self._options.view, queue, one.begin, end, entries=most, size=room, step=walk_step(self._options)
         )
         full = (most is not None and walk.entries >= most) or (room is not None and walk.size >= room)
         if full and walk.last_id is not None and walk.last_id != end:
+            end = walk.last_id
             added = added_at(one.begin, before.marks.get(queue), position, walk.entries)
-            ends[queue] = self._mark(before, queue, one, walk.last_id, added)
-        self._walks[queue, one.begin, ends[queue].id] = walk
+            ends[queue] = replace(self._mark(before, queue, one, end, position), added=added)
+        self._walks[queue, one.begin, end] = walk
         return walk
 
     def _target(self, queue: str, position: Position) -> str:
         target = position.last_id if self._targets is None else self._targets.get(queue, BEGINNING)
         return min(target, position.last_id, key=id_parts)
 
-    def _mark(self, before: Offset, queue: str, one: Found, end: str, added: int | None) -> Mark:
+    def _mark(self, before: Offset, queue: str, one: Found, end: str, position: Position) -> Mark:
         old = before.marks.get(queue)
         expected = old.id if old is not None else BEGINNING
-        return Mark(end, added, one.begin if one.begin != expected else None)
+        return Mark(
+            end,
+            position.added if end == position.last_id else None,
+            one.begin if one.begin != expected else None,
+            ahead=id_parts(end) > id_parts(position.last_id),
+            gone=gone_before(self._options.view, one.begin, position) if old is None or one.begin != expected else None,
+        )
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         """Entries and bytes. ``ReadAllAvailable`` where limits are set comes from a trigger that wants everything."""
@@ -257,6 +282,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return [RangePartition([])]
         with reading(self._options) as reader:
             found = reader.positions(self._options.view, [queue for queue, _, _ in wanted])
+            for queue, _, mark in wanted:
+                old = before.marks.get(queue)
+                lost = lost_since(self._options.view, old, mark, found[queue], may_vanish=self._may_vanish)
+                if lost is not None:
+                    self._tell_loss(queue, lost)
             positions = {queue: one if isinstance(one, Position) else Position() for queue, one in found.items()}
             ranges = [
                 Range(queue, begin, mark.id, _at_most(before.marks.get(queue), mark, positions[queue]))

@@ -34,6 +34,7 @@ from chasqui.protocol.reading import (
     Walk,
     id_parts,
     id_text,
+    matches,
     predecessor,
     successor,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "job_columns",
     "load_handler",
     "marker_ttl_s",
+    "matches",
     "name_bytes",
     "new_ids",
     "option",

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from chasqui import ConnectionLost, NewJob, Producer, RetryOverride, ServerError, WrongKeyType, embedded
-from chasqui.bridge import ConnectionOptions, JobSpans, Reader, delayed_columns, job_columns
+from chasqui.bridge import ConnectionOptions, JobSpans, Reader, delayed_columns, job_columns, matches
 from chasqui.protocol.columns import one_by_one
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.reading import PAGE_BYTES, PAGE_ENTRIES, next_count
@@ -300,6 +300,32 @@ def test_queues_are_found_by_a_glob(reader: Reader, url: str, queue: str, client
 )
 def test_keys_that_are_no_queue_are_passed_over(key: bytes) -> None:
     assert queue_of(key, (":stream",)) is None
+
+
+GLOBS = [
+    *("*", "a*", "*c", "a?c", "?", "[ab]", "[^ab]", "[a-c]*", "[c-a]*", "a[*?]c", "a\\*c", "a\\\\c", "[\\]]", "a[b"),
+    *("[", "[^", "[^]", "[]", "[]a]", "a[]c", "*b*", "a**c", "??", "[a-", "[-a]", "[a-]", "\\[", "**", "", "\\"),
+]
+
+
+@pytest.mark.parametrize("pattern", GLOBS)
+def test_a_glob_matches_here_what_it_matches_in_the_server(pattern: str, queue: str, client: redis.Redis) -> None:
+    texts = ["", "a", "b", "ab", "abc", "a*c", "a?c", "a[b]c", "a\\c", "a-c", "^", "]", "aXbXc", "ñ", "-"]
+    client.mset({f"{{chasqui:{queue}}}:{text}": "" for text in texts})
+
+    found = client.keys(f"{{chasqui:{queue}}}:{pattern}".encode())
+
+    names = {key.decode().partition("}:")[2] for key in found}
+    assert {text for text in texts if matches(pattern, text)} == names
+    client.delete(*(f"{{chasqui:{queue}}}:{text}" for text in texts))
+
+
+def test_a_glob_of_many_stars_is_matched_in_no_time() -> None:
+    begin = time.monotonic()
+
+    assert not matches("*a" * 128, "a" * 127)
+    assert not matches("*a" * 100 + "b", "a" * 256)
+    assert time.monotonic() - begin < 2
 
 
 def test_delayed_members_come_once_each_also_where_many_share_a_time(

@@ -175,7 +175,7 @@ def test_queues_of_a_pattern_appear_and_vanish(
     finally:
         query.stop()
 
-    assert set(logged_offsets(tmp_path)[-1]["queues"]) == {f"{one_queue}-a", f"{one_queue}-b"}
+    assert set(logged_offsets(tmp_path)[-1]["queues"]) == {f"{one_queue}-a"}
 
 
 @pytest.mark.parametrize("view", ["dlq", "events"])
@@ -271,7 +271,9 @@ def test_offsets_are_written_as_the_golden_checkpoint_has_them(
     key = Keys(queue).stream
     for i in range(1, 6):
         xadd_at(client, key, f"{i}-0")
-    run = Run(stream(spark, url, queue=queue, startingTimestamp="2", maxJobsPerTrigger=2), tmp_path)
+    run = Run(
+        stream(spark, url, queue=queue, startingTimestamp="1970-01-01T00:00:00.002", maxJobsPerTrigger=2), tmp_path
+    )
 
     run.available_now()
 

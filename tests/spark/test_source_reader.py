@@ -1,0 +1,243 @@
+"""The source driven by hand, as Spark drives it but without Spark: quick looks at what each call does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from chasqui import DataLoss
+from chasqui.protocol.keys import Keys
+from chasqui_spark.options import source_options
+from chasqui_spark.source import close_all
+from chasqui_spark.stream_reader import StreamReader
+from chasqui_spark.views import schema_of
+from tests.conftest import skip_before_redis_7
+from tests.spark.source_tools import xadd_at
+
+
+class Query:
+    """A stream reader and where it stands. ``again`` is the query after a restart."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        given = {"url": url, "view": "events", **{name: str(value) for name, value in options.items()}}
+        self.url, self.options = url, options
+        parsed = source_options(given, streaming=True)
+        self.reader = StreamReader(parsed, schema_of(parsed))
+        self.at = self.reader.initialOffset()
+
+    def again(self, **options: Any) -> Query:
+        other = Query(self.url, {**self.options, **options})
+        other.at = self.at
+        return other
+
+    def look(self) -> dict[str, Any]:
+        return self.reader.latestOffset(self.at, ReadAllAvailable())
+
+    def read(self, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+        rows: list[str] = []
+        for partition in self.reader.partitions(start, end):
+            for batch in self.reader.read(partition):
+                rows += batch.column("entry_id").to_pylist()
+        return rows
+
+    def step(self) -> list[str]:
+        """One micro-batch; as in Spark there is none where the offset is the same."""
+        end = self.look()
+        rows = self.read(self.at, end) if end != self.at else []
+        self.at = end
+        return rows
+
+
+MakeQuery = Callable[..., Query]
+
+
+@pytest.fixture
+def query(url: str) -> Iterator[MakeQuery]:
+    yield lambda **options: Query(url, options)
+    close_all()
+
+
+@pytest.fixture
+def put(queue: str, client: redis.Redis) -> Callable[..., None]:
+    def put(*places: int, name: str = queue) -> None:
+        for place in places:
+            xadd_at(client, Keys(name).events, f"{place}-0", e="active")
+
+    return put
+
+
+# --- Where to begin ---
+
+
+def test_a_start_in_the_future_waits_for_it(query: MakeQuery, queue: str, put: Callable[..., None]) -> None:
+    put(1)
+    one = query(queue=queue, startingTimestamp="1970-01-01T00:00:00.005")
+
+    assert one.step() == []
+    put(2)
+    assert one.again().step() == []
+    put(5, 6)
+    assert one.step() == ["5-0", "6-0"]
+    assert one.step() == []
+
+
+def test_a_queue_that_is_not_there_yet_keeps_its_start(query: MakeQuery, queue: str, put: Callable[..., None]) -> None:
+    put(9)
+    other = f"{queue}-b"
+    one = query(queues=f"{queue},{other}", startingTimestamp="1970-01-01T00:00:00.005")
+
+    assert one.step() == ["9-0"]
+    assert one.step() == []
+    put(3, 7, name=other)
+    assert one.again().step() == ["7-0"]
+
+
+def test_a_start_at_an_entry_behind_the_end_is_a_loss(query: MakeQuery, queue: str, put: Callable[..., None]) -> None:
+    put(1, 2)
+    options = {"queue": queue, "startingOffsets": f'{{"{queue}": "7-0"}}'}
+
+    with pytest.raises(DataLoss, match=r"startingOffsets begins behind 6-.*the stream ends before, at 2-0"):
+        query(**options).step()
+
+    one = query(**options, failOnDataLoss=False)
+    assert one.step() == []
+    put(3)
+    assert one.step() == ["3-0"]
+
+
+# --- Streams that are not what they were ---
+
+
+def test_a_server_that_lost_its_tail_and_went_on_makes_nothing_come_twice(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    put(1, 2, 3)
+    copy = client.dump(Keys(queue).events)
+    put(4, 5, 6)
+    one = query(queue=queue)
+    assert len(one.step()) == 6
+    assert copy is not None
+    client.restore(Keys(queue).events, 0, copy, replace=True)
+    put(10, 11)
+
+    with pytest.raises(DataLoss, match="it was made anew, or lost entries"):
+        one.step()
+    other = one.again(failOnDataLoss=False)
+    assert other.step() == ["10-0", "11-0"]
+    put(12)
+    assert other.step() == ["12-0"]
+
+
+def test_a_stream_made_anew_with_more_entries_than_before_is_noticed(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    put(1, 2)
+    one = query(queue=queue)
+    assert len(one.step()) == 2
+    client.delete(Keys(queue).events)
+    put(3, 4, 5, 6)
+
+    with pytest.raises(DataLoss, match="it was made anew"):
+        one.step()
+    assert one.again(failOnDataLoss=False).step() == ["3-0", "4-0", "5-0", "6-0"]
+
+
+@pytest.mark.parametrize("by", ["queue", "queuePattern"])
+def test_a_stream_that_was_seen_to_be_gone_is_a_new_one(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis, by: str
+) -> None:
+    """Also where its ids are lower than those that were read, as after a clock was set back."""
+    put(7, 8)
+    one = query(**{by: queue}, failOnDataLoss=False, discoveryInterval=0)
+    assert one.step() == ["7-0", "8-0"]
+    client.delete(Keys(queue).events)
+    assert one.step() == []
+    settled = one.at
+    assert one.step() == []
+    assert one.at == settled
+    put(3, 4)
+
+    assert one.again().step() == ["3-0", "4-0"]
+
+
+def test_a_queue_of_a_pattern_that_is_gone_leaves_the_offset(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    put(1)
+    put(1, name=f"{queue}-b")
+    one = query(queuePattern=f"{queue}*", discoveryInterval=0)
+    assert len(one.step()) == 2
+    client.delete(Keys(queue).events)
+    one.step()
+
+    assert list(one.at["queues"]) == [f"{queue}-b"]
+
+
+def test_a_narrower_pattern_leaves_other_queues_where_they_are(
+    query: MakeQuery, queue: str, put: Callable[..., None]
+) -> None:
+    put(1, name=f"{queue}-a")
+    put(1, name=f"{queue}-b")
+    one = query(queuePattern=f"{queue}*", discoveryInterval=0)
+    assert len(one.step()) == 2
+    put(2, name=f"{queue}-a")
+    put(3, name=f"{queue}-b")
+    narrow = one.again(queuePattern=f"{queue}-b*")
+
+    assert narrow.step() == ["3-0"]
+    wide = narrow.again(queuePattern=f"{queue}*")
+    assert wide.step() == ["2-0"]
+
+
+# --- Batches that are run again ---
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first batch", "later batch"])
+def test_a_batch_run_again_tells_what_was_trimmed_meanwhile(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis, first: bool
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    one = query(queue=queue)
+    put(1, 2, 3)
+    if not first:
+        one.step()
+        put(4, 5, 6)
+    end = one.look()
+    again = one.again()
+    assert len(again.read(again.at, end)) == 3
+    client.xtrim(Keys(queue).events, maxlen=1, approximate=False)
+
+    with pytest.raises(DataLoss, match=r"2 entries .* were trimmed before they were read"):
+        again.read(again.at, end)
+    assert len(again.again(failOnDataLoss=False).read(again.at, end)) == 1
+
+
+def test_a_batch_of_jobs_run_again_after_workers_settled_them_is_no_loss(
+    query: MakeQuery, queue: str, client: redis.Redis
+) -> None:
+    key = Keys(queue).stream
+    for place in (1, 2, 3):
+        xadd_at(client, key, f"{place}-0")
+    one = query(queue=queue, view="jobs")
+    end = one.look()
+    client.xdel(key, "1-0", "2-0")
+
+    assert one.again().read(one.at, end) == ["3-0"]
+
+
+def test_a_batch_run_again_on_a_stream_that_is_gone_is_a_loss(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    put(1)
+    one = query(queue=queue)
+    end = one.look()
+    client.delete(Keys(queue).events)
+
+    with pytest.raises(DataLoss, match="its stream is gone"):
+        one.again().read(one.at, end)
