@@ -103,7 +103,7 @@ def reason_of(error: BaseException) -> str:
     try:
         message = getattr(error, "message", None)
         return (message if isinstance(message, str) else str(error))[:1024]
-    except Exception:  # noqa: BLE001 - an error whose text is an error, too
+    except BaseException:  # noqa: BLE001 - an error whose text is an error, too
         return f"a {type(error).__name__} without readable text"
 
 

@@ -241,6 +241,25 @@ def test_what_would_end_a_program_fails_its_job_alone(error: type[BaseException]
         assert [one.outcome for one in outcomes] == ["ok", "retry", "ok"]
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+@pytest.mark.parametrize(
+    "error", [Unreadable(), ValueError("caf\udce9"), ValueError("x" * 10_000_000)], ids=["raises", "surrogate", "long"]
+)
+def test_an_error_without_usable_text_fails_its_job_alone(error: Exception) -> None:
+    def raises(job: Any) -> None:
+        if job.payload:
+            raise error
+
+    outcomes, _ = run(raises, rows(0, 1, 0))
+
+    assert [one.outcome for one in outcomes] == ["ok", "retry", "ok"]
+    assert len(outcomes[1].error.encode()) <= 2048
+
+
 def test_an_interrupt_from_outside_ends_the_task() -> None:
     told = Told()
 
