@@ -15,6 +15,7 @@ from chasqui.protocol.keys import Keys, checked_queue
 from chasqui.protocol.reading import (
     BEGINNING,
     FIRST_PAGE,
+    LAST,
     PAGE_ENTRIES,
     Id,
     PendingEntry,
@@ -94,14 +95,18 @@ class Reader:
 
     def _pages(self, key: str, after: str, upto: str, look: Callable[[bytes], JobSpans | None] | None) -> Iterator[Any]:
         count, parse = FIRST_PAGE, 0  # pages to parse until bytes are looked at again
-        while True:
-            page: Any = self._link.run(reading.page(key, after, upto, count, as_bytes=look is not None and not parse))
-            if look and isinstance(page, bytes):
-                data, page = page, look(page)
+        while after not in (upto, LAST):
+            page: Any
+            page, count = self._link.run(reading.page(key, after, upto, count))
+            if isinstance(page, bytes):
+                data, page = page, None
+                if look is not None and not parse:
+                    page = look(data)
+                    parse = _PARSED_AFTER_MISS if page is None else 0
+                else:
+                    parse = max(0, parse - 1)
                 if page is None:
-                    page, parse = parsed(data), _PARSED_AFTER_MISS
-            elif parse:
-                parse -= 1
+                    page = parsed(data)
             if not page:
                 return
             full = len(page) == count

@@ -30,7 +30,7 @@ from chasqui.address import Address
 from chasqui.connections import AsyncNodes, Nodes, async_client, client, resolve, sentinels_of, settings_of
 from chasqui.errors import ConnectionLost
 from chasqui.options import ConnectionOptions
-from chasqui.protocol.flow import Fed, Feed, Flow, Pause, Refusal, Step
+from chasqui.protocol.flow import Fed, Feed, Flow, Pause, Refusal, Step, TooLong
 from chasqui.protocol.slots import ASK_FOR_SLOTS, Place, SlotMap, slot_of
 from chasqui.redis_errors import connection_lost, refusal_of, reply_in, translated, typed
 from chasqui.tries import Tries, backoff_s, passes, single
@@ -136,7 +136,7 @@ class Link:
         with self._connection(pool) as (connection, mark_sent):
             mark_sent()
             if tries.as_bytes and connection.echoes:
-                replies = [_read_bytes(connection, packed)]
+                replies = [_read_bytes(connection, packed, tries.as_bytes)]
             else:
                 connection.send_packed_command(packed)
                 replies = [_read(connection) for _ in packed]
@@ -443,9 +443,10 @@ def _read(connection: Any) -> Any:
         raise reply_in(error) from None
 
 
-def _read_bytes(connection: Any, packed: list[bytes]) -> Any:
+def _read_bytes(connection: Any, packed: list[bytes], most: int) -> Any:
     """Send one command and give the bytes of its reply. Behind it goes a PING with a word that nobody can know: its
-    echo is the end, whatever a reply holds. An error reply comes as ever.
+    echo is the end, whatever a reply holds. An error reply comes as ever. Of a reply that is too long the rest is not
+    waited for: without the connection the server lets go of it.
     """
     word = secrets.token_hex(16)
     end = f"${len(word)}\r\n{word}\r\n".encode()
@@ -459,6 +460,9 @@ def _read_bytes(connection: Any, packed: list[bytes]) -> Any:
         data += some
         if data.startswith(b"-"):
             return _refusal_in(data, receive)
+        if len(data) > most + len(end):
+            connection.disconnect()
+            return TooLong(len(data))
     return bytes(memoryview(data)[: -len(end)])
 
 

@@ -39,15 +39,15 @@ class Tries:
         self._followed = self._sent = False
         self.key = step.key if isinstance(step, Feed) else _key_of(self._commands)
         self.wait_ms = 0 if isinstance(step, Feed) else step.wait_ms
-        self._as_bytes = isinstance(step, Command) and step.as_bytes
+        self._as_bytes = step.as_bytes if isinstance(step, Command) else 0
         self.ask: Place | None = None
         self.wait_s = 0.0
         self.over = self.look_again = False
 
     @property
-    def as_bytes(self) -> bool:
-        """Whether bytes will do for a reply. Behind ASKING there are two."""
-        return self._as_bytes and not self.ask
+    def as_bytes(self) -> int:
+        """How many bytes will do for a reply; none behind ASKING, where there are two."""
+        return 0 if self.ask else self._as_bytes
 
     def packed(self) -> list[bytes]:
         asking = (_ASKING,) if self.ask else ()

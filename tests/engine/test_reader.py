@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -234,19 +235,58 @@ def test_a_user_whose_ping_is_taken_away_while_reading_gets_every_page(
     assert len(first) + sum(map(len, rest)) == 500
 
 
-def test_pages_that_are_not_plain_are_parsed_without_looking_at_each(
-    server: embedded.EmbeddedServer, queue: str
-) -> None:
-    """A look in vain costs, so after one some pages are read the other way: without the PING that ends bytes."""
-    add_jobs_of_both_kinds(server.url, queue, 9_000, size=10)
-    assert server.port is not None
-    with Proxy(server.port) as proxy, Reader(ConnectionOptions(url=proxy.url)) as reader:
-        last = ""
-        for page in reader.job_pages(queue):
-            last = plain(page)[-1][0].decode()
+def test_pages_that_are_not_plain_are_parsed_without_looking_at_each(reader: Reader, url: str, queue: str) -> None:
+    """A look in vain costs, so after one some pages are parsed whatever they hold."""
+    with Producer(url, queue=queue) as producer:
+        producer.add_bulk_jobs([NewJob("x", retry=RetryOverride(max_attempts=2))])
+    add(url, queue, 40_000)
 
-        assert last
-        assert proxy.counts["PING"] - 1 < proxy.counts["XRANGE"]
+    pages = [type(page) for page in reader.job_pages(queue)]
+
+    assert pages[:9] == [list] * 9
+    assert set(pages[9:]) == {JobSpans}
+
+
+@pytest.mark.parametrize("view", ["jobs", "events"])
+def test_a_page_that_turns_out_far_too_long_is_not_read_to_its_end(
+    reader: Reader, queue: str, client: redis.Redis, view: str
+) -> None:
+    """Many small entries make the next page one of thousands, and then come large ones."""
+    key = Keys(queue).stream if view == "jobs" else Keys(queue).events
+    with client.pipeline(transaction=False) as pipe:
+        for i in range(1, 5000):
+            pipe.execute_command("XADD", key, f"{i}-0", "d", "x")
+        for i in range(5000, 5120):
+            pipe.execute_command("XADD", key, f"{i}-0", "d", b"x" * (1 << 20))
+        pipe.execute()
+    client.expire(key, 60)
+
+    found = list[bytes]()
+    tracemalloc.start()
+    try:
+        for page in reader.job_pages(queue) if view == "jobs" else reader.pages(view, queue):
+            found += [entry[0] for entry in plain(page)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert found == [b"%d-0" % i for i in range(1, 5120)]
+    assert peak < 80 << 20
+
+
+def test_the_highest_id_of_all_is_read_and_nothing_asked_behind_it(
+    reader: Reader, queue: str, client: redis.Redis
+) -> None:
+    key, last = Keys(queue).stream, f"{2**64 - 1}-{2**64 - 1}"
+    for place in ("1-0", f"{2**64 - 1}-0", last):
+        client.execute_command("XADD", key, place, "d", "x")
+    client.expire(key, 60)
+
+    assert [e[0].decode() for page in reader.pages("jobs", queue, "1-0") for e in page][-1] == last
+    assert list(reader.pages("jobs", queue, last)) == []
+    assert reader.walk("jobs", queue, "1-0", last).entries == 2
+    assert reader.walk("jobs", queue, last, "+").entries == 0
+    assert len(reader.probe("jobs", queue, "0-0", last, [(0, 1), (2**64 - 1, 2**64 - 1)])) == 2
 
 
 # --- Walks ---

@@ -34,14 +34,21 @@ class Command:
 
     ``wait_ms``: how long the server may block on it, on top of the ordinary time-out. ``route``: a key whose place in a
     cluster it goes to, where it names no key itself. ``as_bytes``: the reply may come as the bytes that it is, and does
-    where the connection lets the driver have its socket.
+    where the connection lets the driver have its socket; of one that has more than so many it comes as ``TooLong``.
     """
 
     args: tuple[Arg, ...]
     safe: bool = False
     wait_ms: int = 0
     route: str | None = None
-    as_bytes: bool = False
+    as_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """A reply that was not read to its end; the connection on which it came is closed."""
+
+    read: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,28 @@ be sent again after a lost reply.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from chasqui.protocol.flow import Arg, Batch, Command, Flow, Refusal, call_script, command, values
+from chasqui.protocol.flow import Arg, Batch, Command, Flow, Refusal, TooLong, call_script, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import number, plain
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, Script, script
 
 BEGINNING = "0-0"
 SEQUENCES = 2**64 - 1
+LAST = f"{SEQUENCES}-{SEQUENCES}"
 GUESSES = 15
 SCAN_COUNT = 1000
-# A page is what lies in memory at a time: so many entries at most, and about so many bytes.
+# A page is what lies in memory at a time: so many entries at most, and about so many bytes. How many entries that is
+# follows from the page before, so that one may be far too long: it is asked for again, as a shorter one.
 PAGE_ENTRIES = 4000
 PAGE_BYTES = 4 << 20
-FIRST_PAGE = 250
+TOO_LONG = 4 * PAGE_BYTES
+SHORTER = 16
+FIRST_PAGE = 64
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """A stream entry as it comes: its id, then fields and values in turn."""
@@ -129,12 +134,15 @@ def _position(reply: Any) -> Position | Refusal:
     )
 
 
-def page(key: str, after: str, upto: str, count: int, *, as_bytes: bool = False) -> Flow[list[Any] | bytes]:
-    """The next entries behind an id, up to and including another."""
+def page(key: str, after: str, upto: str, count: int) -> Flow[tuple[list[Any] | bytes, int]]:
+    """The next entries behind an id, up to and including another, and how many were asked for in the end."""
     start = "-" if after == BEGINNING else f"({after}"
-    args: tuple[Arg, ...] = ("XRANGE", key, start, upto, "COUNT", count)
-    found: list[Any] | bytes = yield Command(args, safe=True, as_bytes=as_bytes)
-    return found
+    while True:
+        args: tuple[Arg, ...] = ("XRANGE", key, start, upto, "COUNT", count)
+        found = yield Command(args, safe=True, as_bytes=TOO_LONG if count > 1 else sys.maxsize)
+        if not isinstance(found, TooLong):
+            return found, count
+        count = max(1, count // SHORTER)
 
 
 def walk(
@@ -149,7 +157,7 @@ def walk(
     while True:
         left = SCRIPT_ENTRIES if entries is None else min(SCRIPT_ENTRIES, entries - walked)
         room = SCRIPT_BYTES if size is None else min(SCRIPT_BYTES, size - passed)
-        if left <= 0 or room <= 0:
+        if left <= 0 or room <= 0 or (last or after) in (upto, LAST):
             break
         reply = yield from read_script(
             script("walk_stream"), [key], [last or after, upto, left, room, step, walked % step]

@@ -34,6 +34,7 @@ local function look(back, from, to)
     local outermost = range(not back, edge, from, 1)[1]
     far = outermost and outermost[1] or from
     count = count + math.abs(seq(far) - seq(from)) + 1
+    if far == to then return near, far, count end
     local beyond = range(back, '(' .. far, to, 1)[1]
     if not beyond then return near, far, count end
     from = beyond[1]

@@ -12,9 +12,11 @@ local stream, after, upto = KEYS[1], '(' .. ARGV[1], ARGV[2]
 local count, bytes = math.min(tonumber(ARGV[3]), 1000), math.min(tonumber(ARGV[4]), 1048576)
 local step, done = tonumber(ARGV[5]), tonumber(ARGV[6])
 local walked, size, last, marks = 0, 0, '', {}
+-- Behind the highest id of all there is nothing to ask for: the server calls that an error.
+local HIGHEST = '18446744073709551615-18446744073709551615'
 -- A few at a time: entries may be large, and all that one call fetches is copied into this script's memory.
 local ask = 8
-while walked < count and size < bytes do
+while walked < count and size < bytes and last ~= upto and last ~= HIGHEST do
   local entries = redis.call('XRANGE', stream, after, upto, 'COUNT', math.min(ask, count - walked))
   if #entries == 0 then break end
   for _, entry in ipairs(entries) do
