@@ -25,7 +25,7 @@ from chasqui.errors import (
     ServerError,
     UnrecoverableError,
 )
-from chasqui.handlers import BatchHandler, Handler, Router, is_async, outcomes, reason_of
+from chasqui.handlers import BatchHandler, Handler, Router, brief, is_async, outcomes, reason_of
 from chasqui.intake import ActiveJob, Limits, classify, on_last_run
 from chasqui.metrics import JobOutcome, ReaderBatch
 from chasqui.options import ConsumerOptions, PromoterOptions, SchedulerOptions, build
@@ -516,6 +516,8 @@ class _Session:
     def _failed(self, job: ActiveJob, error: BaseException, took_us: int) -> None:
         if self._consumer._measured:
             self._metrics.job_outcome(JobOutcome("err", job.run, took_us, job.name))
+        if log.isEnabledFor(logging.INFO):
+            log.info("job %s%s failed in run %d: %s", job.id, job.name and f" ({job.name})", job.run, brief(error))
         self._settler.event(
             "failed", job.id, job.name, "attempt", job.run, "reason", reason_of(error), "duration_us", took_us
         )

@@ -107,6 +107,13 @@ def reason_of(error: BaseException) -> str:
         return f"a {type(error).__name__} without readable text"
 
 
+def brief(error: BaseException) -> str:
+    """An error on one line of a log: type, first line of the message, and where it was raised."""
+    frames = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+    where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in frames)
+    return f"{type(error).__name__}: {reason_of(error).partition(chr(10))[0][:200]}{where}"
+
+
 def describe(error: BaseException) -> str:
     """An error for the dead letter: type, message and last frames, at most two kilobytes."""
     head = f"{type(error).__name__}: {reason_of(error)}"

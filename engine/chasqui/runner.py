@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 from collections.abc import Iterator
 from typing import Any
+
+log = logging.getLogger("chasqui.runner")
 
 
 @contextlib.contextmanager
@@ -48,6 +51,8 @@ class Runner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._stop_asked = False
+        self.ended_at_once = False
+        """Whether a second signal has ended ``run_sync``, in the middle of whatever ran."""
 
     def stop(self) -> None:
         """Ask it to end: from any thread, from a signal handler, also before it runs."""
@@ -86,8 +91,10 @@ class Runner:
             nonlocal seen
             seen += 1
             if seen == 1:
+                log.info("ending in good order; a second signal ends it at once")
                 self.stop()
             else:
+                self.ended_at_once = True
                 task.cancel()
 
         installed = []
@@ -100,7 +107,7 @@ class Runner:
         try:
             await task
         except asyncio.CancelledError:
-            if seen < 2:
+            if not self.ended_at_once:
                 raise
         finally:
             for number in installed:

@@ -23,11 +23,14 @@ from tests.engine.worker_tools import nothing_left
 from tests.support import eventually
 
 HANDLERS = """
+import time
 import chasqui
 
 def send(job):
     if job.payload == "bad":
-        raise ValueError("boom")
+        raise ValueError("boom\\x1b[2J")
+    if job.payload == "slow":
+        time.sleep(60)
     return job.payload
 
 router = chasqui.Router().on("n", send)
@@ -60,12 +63,35 @@ def test_worker_works_and_ends_in_order_on_sigterm(
 
     told = json.loads(out)
     assert process.returncode == 0, err
+    [failed] = [line for line in err.splitlines() if "failed in run 1" in line]
+    assert "(n) failed in run 1: ValueError: boom\\x1b[2J (" in failed
+    assert "mail.py:7)" in failed
     assert {name: told[name] for name in ("done", "failed", "retried", "dead")} == {
         "done": 20,
         "failed": 1,
         "retried": 0,
         "dead": 1,
     }
+
+
+def test_a_second_signal_ends_a_worker_at_once_and_its_exit_code_says_so(
+    handlers: Path, url: str, client: redis.Redis, queue: str
+) -> None:
+    with Producer(url, queue=queue) as producer:
+        producer.add("slow")
+        process = start(url, "work", "mail:send", "--queue", queue, "--block-ms", "100", cwd=handlers)
+        assert process.stderr is not None
+        eventually(lambda: producer.stats().pending == 1, within=30)
+        process.send_signal(signal.SIGINT)
+        while "a second signal ends it at once" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+
+        assert process.returncode == 130
+        assert out.startswith("0 done, 0 failed")
+        assert "Traceback" not in err
+        assert producer.stats().pending == 1, "the job stays claimed, and another worker takes it over"
 
 
 @pytest.mark.parametrize(

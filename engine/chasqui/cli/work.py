@@ -23,7 +23,8 @@ def declare(commands: Subparsers) -> None:
         run,
         help="run a worker",
         about="The handler is a function of one job, plain or async, a Router, or a batch handler. Modules are looked "
-        "for in the current directory first. SIGTERM and Ctrl-C end it in good order; a second one at once.",
+        "for in the current directory first. Failed runs are logged. SIGTERM and Ctrl-C end it in good order, a second "
+        "one at once and with exit code 130. An outage of the server is waited out.",
         examples="""
         chasquictl work mail:send --queue emails
         chasquictl work shop.jobs:router --queue orders --concurrency 20 --store-results
@@ -35,7 +36,7 @@ def declare(commands: Subparsers) -> None:
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="what to run, such as mail:send")
     parser.add_argument("--metrics-port", type=at_least(1), metavar="N", help="serve metrics and health on this port")
     parser.add_argument("--metrics-address", default="127.0.0.1", metavar="HOST", help="where (default: 127.0.0.1)")
-    parser.add_argument("--quiet", action="store_true", help="log warnings only")
+    parser.add_argument("--quiet", action="store_true", help="log warnings only, and no failed runs")
 
 
 def run(call: Call) -> int:
@@ -61,7 +62,7 @@ def run(call: Call) -> int:
             ends.enter_context(serve(port, address=address, healthy=lambda: consumer.healthy))
         consumer.run_sync(handler)
     _sum_up(call, tally, time.monotonic() - started)
-    return Exit.OK
+    return Exit.INTERRUPTED if consumer.ended_at_once else Exit.OK
 
 
 class Tally(NoopSink):
