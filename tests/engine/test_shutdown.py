@@ -147,34 +147,38 @@ def test_a_job_whose_delivery_the_stop_cut_off_is_released_as_well(
 
 
 async def stuck(_: Any) -> None:
+    _started.set()
     await asyncio.sleep(60)
 
 
 def stuck_in_thread(_: Any) -> None:
+    _started.set()
     _released.wait(20)
 
 
 async def clings(_: Any) -> None:
+    _started.set()
     try:
         await asyncio.sleep(60)
     finally:
         await asyncio.sleep(4)  # tidying up that takes its time
 
 
-_released = threading.Event()
+_started, _released = threading.Event(), threading.Event()
 
 
 @pytest.mark.parametrize("handler", [stuck, stuck_in_thread, clings])
 def test_run_returns_within_the_deadline_with_a_handler_that_is(
     url: str, client: redis.Redis, queue: str, handler: Any
 ) -> None:
+    _started.clear()
     _released.clear()
     with (
         Producer(url, queue=queue) as producer,
         working(url, queue, handler, shutdown_deadline_secs=1) as worker,
     ):
         producer.add(1, id="j")
-        eventually(lambda: pending(client, queue))
+        assert _started.wait(20)  # a job that is only delivered would go back at once
         asked = time.monotonic()
         worker.stop()
         took = time.monotonic() - asked
