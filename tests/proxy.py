@@ -11,6 +11,7 @@ What can happen to a command:
     CUT            it never reaches the server; the client's connection is closed
     DROP_REPLY     the server carries it out; the client's connection is closed in place of the reply
     HALF_REPLY     the same in the middle of the reply
+    GARBAGE        the same, after bytes that are no reply
     delay(s)       the reply comes late
     kill(pid)      SIGKILL to that process, then as CUT
     kill_after(pid)  the server carries it out, then SIGKILL, then as DROP_REPLY
@@ -37,19 +38,21 @@ from typing import Any, BinaryIO, Self
 @dataclass(frozen=True)
 class Act:
     """What becomes of one command: ``before`` runs, it is forwarded or not, ``after`` runs, the reply passes or a
-    part of it.
+    part of it, or something else ``instead``.
     """
 
     before: Callable[[], object] = lambda: None
     forward: bool = True
     after: Callable[[], object] = lambda: None
     reply: float = 1
+    instead: bytes = b""
 
 
 PASS = Act()
 CUT = Act(forward=False)
 DROP_REPLY = Act(reply=0)
 HALF_REPLY = Act(reply=0.5)
+GARBAGE = Act(reply=0, instead=b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def delay(seconds: float) -> Act:
@@ -103,6 +106,10 @@ class Proxy:
         """Take no more connections, as if the server were gone; those that are open stay."""
         _shut(self._listener)
         self._listener.close()
+
+    def lead_to(self, port: int) -> None:
+        """Take new connections to that server; those that are open stay where they are."""
+        self._target_port = port
 
     def drop_all(self) -> None:
         """Close all connections that are open; new ones are taken, unless ``refuse`` was called."""
@@ -161,7 +168,7 @@ class Proxy:
                 server.sendall(command)
                 reply = read_value(replies)
                 act.after()
-                client.sendall(reply[: int(act.reply * len(reply))])
+                client.sendall(act.instead or reply[: int(act.reply * len(reply))])
                 if act.reply < 1:
                     return
         finally:

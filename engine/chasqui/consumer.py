@@ -263,9 +263,12 @@ class _Session:
     async def _read_loop(self) -> None:
         failures = 0
         next_claim = 0.0
-        lost_reply = False
+        lost_reply = no_group = False
         while True:
             try:
+                if no_group:
+                    await self._join()
+                    no_group = False
                 if await self._paused():
                     self._consumer._last_read = time.monotonic()
                     await asyncio.sleep(self._options.pause_poll_ms / 1000)
@@ -301,7 +304,7 @@ class _Session:
             except ChasquiError as error:
                 if isinstance(error, ServerError) and "NOGROUP" in error.message:
                     log.warning("stream or group of queue %r is gone: made again", self._options.queue)
-                    await self._join()
+                    no_group = True
                 else:
                     log.warning("reading: %s; trying again", error.message)
                     await self._pause(failures)

@@ -8,7 +8,7 @@
     ├── PayloadError (also ValueError)    CMQ-002  a value that MessagePack cannot hold, or too large
     ├── DecodeError (also ValueError)     CMQ-003  bytes that are not what they should be
     ├── RedisError                        CMQ-001  the server, or the way to it
-    │   ├── ConnectionLost                CMQ-001  unreachable, or lost before the reply came
+    │   ├── ConnectionLost                CMQ-001  unreachable, not ready, or lost before the reply came
     │   ├── AuthFailed                    CMQ-001  user, password or ACL refuse us
     │   ├── ReadOnlyServer                CMQ-001  we talk to a replica
     │   ├── OutOfMemory                   CMQ-001  maxmemory reached
@@ -103,7 +103,7 @@ class RedisError(ChasquiError):
 
 
 class ConnectionLost(RedisError):
-    """The server cannot be reached, or the connection broke.
+    """The server cannot be reached, says that it is not ready, or the connection broke.
 
     ``sent`` tells whether the command had left before it broke: then it may have been carried out.
     """

@@ -19,6 +19,7 @@ from chasqui.errors import (
     ServerError,
 )
 from chasqui.protocol.flow import Refusal
+from chasqui.protocol.produce import PASSING
 
 # redis-py strips the code off the errors that it has classes for.
 _CODES: list[tuple[type[Exception], str]] = [
@@ -112,6 +113,8 @@ def typed(refusal: Refusal, address: Address) -> RedisError:
         return AuthFailed(f"{address.shown} does not allow this user the command ({said}); check the url and the ACL")
     if refusal.code == "READONLY":
         return ReadOnlyServer(f"{address.shown} is a read-only replica ({said}); give the url of the primary")
+    if refusal.code in PASSING:
+        return ConnectionLost(f"{address.shown} is not ready ({said}); try again later")
     if refusal.code == "OOM":
         return OutOfMemory(f"{address.shown} refuses writes ({said}); free memory or raise maxmemory, see its log")
     return ServerError(f"{address.shown} answered {said}")

@@ -31,16 +31,17 @@ from chasqui.connections import AsyncNodes, Nodes, async_client, client, resolve
 from chasqui.errors import ConnectionLost
 from chasqui.options import ConnectionOptions
 from chasqui.protocol.flow import Fed, Feed, Flow, Pause, Refusal, Step, TooLong
+from chasqui.protocol.produce import PASSING
 from chasqui.protocol.slots import ASK_FOR_SLOTS, Place, SlotMap, slot_of
 from chasqui.redis_errors import connection_lost, refusal_of, reply_in, translated, typed
-from chasqui.tries import Tries, backoff_s, passes, single
+from chasqui.tries import Tries, backoff_s, single
 
 log = logging.getLogger("chasqui.redis")
 T = TypeVar("T")
 
 _MORE = object()
 _ASK_FOR_SLOTS = hiredis.pack_command(ASK_FOR_SLOTS)  # type: ignore[arg-type]
-_LOST = (rx.ConnectionError, rx.TimeoutError, OSError, asyncio.TimeoutError)
+_LOST = (rx.ConnectionError, rx.TimeoutError, rx.InvalidResponse, OSError, asyncio.TimeoutError)
 
 
 class Link:
@@ -228,7 +229,7 @@ class Link:
         """The server refuses for a reason that passes, a failover perhaps: let the next connection be made anew."""
         if self._address.kind == "cluster":
             self._connected().slots.forget()
-        elif self._address.kind == "sentinel":
+        else:
             # Not those in use: another thread may be waiting for the answer to something that must not be sent again.
             self._connected().connection_pool.disconnect(inuse_connections=False)
 
@@ -395,7 +396,7 @@ class AsyncLink:
     async def _look_again(self) -> None:
         if self._address.kind == "cluster":
             self._connected().slots.forget()
-        elif self._address.kind == "sentinel":
+        else:
             await self._connected().connection_pool.disconnect(inuse_connections=False)
 
 
@@ -427,7 +428,7 @@ def _not_told(error: ConnectionLost | Refusal, address: Address) -> Exception:
     """Why a node did not say who has which slot: for now, or for good."""
     if isinstance(error, ConnectionLost):
         return error
-    return connection_lost(error, address, sent=False) if passes(error, address) else typed(error, address)
+    return connection_lost(error, address, sent=False) if error.code in PASSING else typed(error, address)
 
 
 def _pause_s(pause: Pause, options: ConnectionOptions) -> float:
@@ -468,7 +469,7 @@ def _read_bytes(connection: Any, packed: list[bytes], most: int) -> Any:
 
 def _refusal_in(data: bytearray, receive: Callable[[int], bytes]) -> Refusal:
     """The error that these bytes begin with; what answers the PING is read as well, so that nothing is left."""
-    reader = hiredis.Reader(replyError=lambda text: refusal_of(rx.ResponseError(text)), notEnoughData=_MORE)
+    reader = _parser()
     reader.feed(bytes(data))
     found: list[Any] = []
     while len(found) < 2:
@@ -482,6 +483,15 @@ def _refusal_in(data: bytearray, receive: Callable[[int], bytes]) -> Refusal:
         reader.feed(some)
     refusal: Refusal = found[0]
     return refusal
+
+
+def _parser() -> Any:
+    """As that of redis-py: what is no reply at all is an error of its kind."""
+    return hiredis.Reader(
+        protocolError=rx.InvalidResponse,
+        replyError=lambda text: refusal_of(rx.ResponseError(text)),
+        notEnoughData=_MORE,
+    )
 
 
 def _problem(reply: Any) -> Refusal | None:
@@ -540,7 +550,7 @@ def _parser_of_many() -> Callable[[bytes, list[Refusal | None]], bool]:
 
     Nobody asks what an accepted XADD answered, so that ids of entries are only counted.
     """
-    parser = hiredis.Reader(replyError=lambda text: refusal_of(rx.ResponseError(text)), notEnoughData=_MORE)
+    parser = _parser()
     gets = parser.gets
 
     def take(data: bytes, replies: list[Refusal | None]) -> bool:

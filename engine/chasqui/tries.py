@@ -37,6 +37,8 @@ class Tries:
         self._fed: Fed | None = None
         self._failures = 0
         self._followed = self._sent = False
+        # In a batch only what has to do with slots is sent again here; the rest is in the list, for the flow.
+        self._passing = UNSETTLED if isinstance(step, Batch) else PASSING
         self.key = step.key if isinstance(step, Feed) else _key_of(self._commands)
         self.wait_ms = 0 if isinstance(step, Feed) else step.wait_ms
         self._as_bytes = step.as_bytes if isinstance(step, Command) else 0
@@ -91,11 +93,14 @@ class Tries:
         self.look_again = False
         for i, reply in zip(self._left, replies, strict=True):
             self._replies[i] = reply
-        left = [i for i in self._left if type(self._replies[i]) is Refusal and self._passes(self._replies[i])]
-        if left and self._again({self._replies[i].code for i in left}):
+        refused = {i: self._replies[i].code for i in self._left if type(self._replies[i]) is Refusal}
+        left = [i for i, code in refused.items() if code in self._passing]
+        if left and self._again({refused[i] for i in left}):
             self._left = left
         else:
             self.over = True
+        # Whoever sends it again must not come upon the same replica.
+        self.look_again |= "READONLY" in refused.values()
 
     def fed(self, fed: Fed) -> None:
         """A feed of which nothing was taken is sent again here; what to do about a part of one, the flow knows."""
@@ -117,7 +122,7 @@ class Tries:
 
     def refused(self, refusal: Refusal) -> None:
         """One answer for all that was sent."""
-        if passes(refusal, self._address) and self._again({refusal.code}):
+        if refusal.code in PASSING and self._again({refusal.code}):
             return
         if len(self._left) == len(self._commands):
             raise refusal
@@ -129,10 +134,6 @@ class Tries:
         if self._fed is not None:
             return self._fed
         return self._replies if isinstance(self._step, Batch) else single(self._replies[0])
-
-    def _passes(self, refusal: Refusal) -> bool:
-        """In a batch only what has to do with slots is sent again here; the rest is in the list, for the flow."""
-        return refusal.code in UNSETTLED if isinstance(self._step, Batch) else passes(refusal, self._address)
 
     def _again(self, codes: set[str]) -> bool:
         """Whether there is another try, for that reason (none: a lost connection), and after which wait."""
@@ -177,8 +178,3 @@ def single(reply: Any) -> Any:
     if isinstance(reply, Refusal):
         raise reply
     return reply
-
-
-def passes(refusal: Refusal, address: Address) -> bool:
-    """A refusal that goes away by itself. READONLY does where a failover is under way and the topology is known."""
-    return refusal.code in PASSING or (refusal.code == "READONLY" and address.kind != "single")

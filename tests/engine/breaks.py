@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import redis
 
 from chasqui.embedded import EmbeddedServer
 from tests.proxy import CUT, DROP_REPLY, Act, Proxy
@@ -29,3 +30,20 @@ def gone(server: EmbeddedServer, proxy: Proxy, *, carried_out: bool) -> Act:
 def proxy_of(server: EmbeddedServer) -> Proxy:
     assert server.port
     return Proxy(server.port)
+
+
+def run_for_ever(url: str) -> str:
+    """A script that ends when it is killed; meanwhile the server is busy."""
+    with redis.Redis.from_url(url) as client:
+        try:
+            client.eval("while true do end", 0)
+        except redis.ResponseError:
+            return "killed"
+    return "ended"
+
+
+def is_busy(client: redis.Redis) -> bool:
+    try:
+        return not client.ping()
+    except redis.ResponseError as error:
+        return str(error).startswith("BUSY")

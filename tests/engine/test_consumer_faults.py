@@ -14,7 +14,7 @@ from tests.engine.breaks import each_break
 from tests.engine.seen import in_delayed, key
 from tests.engine.worker_proxy import script_proxy
 from tests.engine.worker_tools import Gate, dead_letters, nothing_left, pending, quiet_joined, working
-from tests.proxy import CUT, DROP_REPLY, Act, Proxy
+from tests.proxy import CUT, DROP_REPLY, GARBAGE, Act, Proxy
 from tests.support import eventually
 
 StartLike = Callable[..., EmbeddedServer]
@@ -156,7 +156,7 @@ def test_a_retry_and_a_dead_letter_are_written_also_when_the_server_is_out_of_me
 # Reading
 
 
-@each_break
+@pytest.mark.parametrize("act", [CUT, DROP_REPLY, GARBAGE], ids=["cut", "reply lost", "garbage"])
 @pytest.mark.parametrize("max_attempts", [1, 3])
 def test_a_job_whose_read_is_broken_off_still_runs_once(
     server: EmbeddedServer, client: redis.Redis, queue: str, act: Act, max_attempts: int
@@ -171,6 +171,22 @@ def test_a_job_whose_read_is_broken_off_still_runs_once(
 
     assert sorted(ran) == sorted((made, 1) for made in ids)
     assert dead_letters(client, queue) == []
+
+
+def test_jobs_whose_read_is_broken_off_are_found_behind_a_thousand_that_are_held(
+    server: EmbeddedServer, client: redis.Redis, queue: str
+) -> None:
+    gate = Gate()
+    assert server.port
+    with Proxy(server.port) as proxy, Producer(server.url, queue=queue) as producer:
+        options = {"batch": 2000, "concurrency": 2000, "claim_min_idle_ms": 60_000, "events_enabled": False}
+        with working(proxy.url, queue, gate, **options):
+            producer.add_bulk(range(1100))
+            eventually(lambda: len(gate.started) == 1100)
+            proxy.on("XREADGROUP", act=Act(before=lambda: producer.add("unseen"), reply=0))
+
+            eventually(lambda: len(gate.started) == 1101)
+            gate.open()
 
 
 @each_break

@@ -13,7 +13,7 @@ from chasqui.embedded import start
 from tests.engine.breaks import KEEPS_DATA, each_break, gone, proxy_of
 from tests.engine.conftest import Connect
 from tests.engine.seen import ids, in_delayed, in_stream, payloads
-from tests.proxy import CUT, DROP_REPLY, Act, Proxy, call
+from tests.proxy import CUT, DROP_REPLY, GARBAGE, Act, Proxy, call
 
 JOBS = 600  # three calls with ids
 
@@ -181,3 +181,24 @@ def test_when_the_server_is_gone_for_good_the_error_tells_which_jobs_are_in(
         assert error.acknowledged <= len(there) <= error.acknowledged + error.unknown
         assert error.acknowledged + error.unknown <= len(error.ids) == JOBS
         assert isinstance(error.__cause__, ConnectionLost)
+
+
+@each_bulk
+def test_bytes_that_are_no_reply_are_a_lost_connection(
+    connect: Connect,
+    proxy: Proxy,
+    client: redis.Redis,
+    queue: str,
+    bulk: Callable[[Any], list[str]],
+    command: str,
+) -> None:
+    producer = connect(proxy.url, queue=queue)
+    proxy.on(command, act=GARBAGE)
+
+    if command == "XADD":
+        with pytest.raises(BulkInterrupted) as caught:
+            bulk(producer)
+        assert isinstance(caught.value.__cause__, ConnectionLost)
+    else:
+        bulk(producer)
+        assert len(in_stream(client, queue) + in_delayed(client, queue)) == JOBS

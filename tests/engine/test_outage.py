@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ import redis
 
 from chasqui import ConnectionLost, Producer
 from chasqui.embedded import EmbeddedServer
-from tests.engine.breaks import KEEPS_DATA
+from tests.engine.breaks import KEEPS_DATA, is_busy, run_for_ever
 from tests.engine.conftest import Connect
+from tests.engine.seen import in_stream, payloads
 from tests.engine.worker_tools import Gate, Running, dead_letters, nothing_left, pending, working
+from tests.proxy import Proxy
 from tests.support import eventually
 
 StartLike = Callable[..., EmbeddedServer]
@@ -131,6 +134,28 @@ def test_a_server_that_is_not_there_yet_is_waited_for(start_like: StartLike, que
     assert time.monotonic() - back < 2.5
 
 
+def test_a_server_that_is_not_ready_yet_is_waited_for(start_like: StartLike, queue: str) -> None:
+    server = start_like(config={"lua-time-limit": "1"})
+    seen: list[int] = []
+    assert server.port
+    with (
+        Proxy(server.port) as proxy,
+        redis.Redis.from_url(server.url) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        script = threads.submit(run_for_ever, server.url)
+        eventually(lambda: is_busy(client))
+        with working(proxy.url, queue, lambda job: seen.append(job.payload), reconnect_attempts=0) as worker:
+            eventually(lambda: worker.ended or proxy.counts["XGROUP"] >= 2)
+            client.script_kill()
+            assert script.result(30) == "killed"
+            with Producer(server.url, queue=queue) as producer:
+                producer.add(1)
+                eventually(lambda: seen == [1] or worker.ended)
+
+    assert seen == [1]
+
+
 def test_a_server_that_lost_its_data_is_worked_for_again(start_like: StartLike, queue: str) -> None:
     server = start_like()  # keeps nothing
     seen: list[int] = []
@@ -203,3 +228,55 @@ def test_connections_killed_by_the_server_again_and_again_lose_and_double_nothin
 
     assert sorted(seen) == list(range(100))
     assert dead_letters(client, queue) == []
+
+
+# A failover behind a fixed address: old connections lead to what is a replica now, new ones to the new primary.
+
+
+def test_a_producer_behind_a_fixed_address_follows_a_failover(
+    connect: Connect, start_like: StartLike, queue: str
+) -> None:
+    old, new = start_like(), start_like()
+    with Proxy(old.port) as proxy, redis.Redis.from_url(new.url) as client:
+        producer = connect(proxy.url, queue=queue)
+        producer.add("before")
+        fail_over(proxy, old, new)
+
+        producer.add("one")
+        producer.add_bulk(["of", "many"])
+        producer.add("two", id="i")
+
+        assert payloads(in_stream(client, queue)) == ["one", "of", "many", "two"]
+
+
+def test_a_worker_behind_a_fixed_address_follows_a_failover_and_settles_there(
+    start_like: StartLike, queue: str
+) -> None:
+    old, new = start_like(), start_like()
+    gate = Gate()
+    with (
+        Proxy(old.port) as proxy,
+        redis.Redis.from_url(new.url, protocol=2) as client,
+        working(proxy.url, queue, gate) as worker,
+        Producer(old.url, queue=queue) as producer,
+    ):
+        producer.add(1, id="running")
+        eventually(lambda: gate.started == ["running"])
+        client.replicaof("127.0.0.1", old.port)
+        eventually(lambda: len(pending(client, queue)) == 1)
+        fail_over(proxy, old, new)
+        gate.open()
+
+        with Producer(new.url, queue=queue) as later:
+            later.add(2, id="next")
+            eventually(lambda: gate.finished == ["running", "next"] and nothing_left(client, queue))
+        eventually(lambda: worker.role.healthy)
+
+
+def fail_over(proxy: Proxy, old: EmbeddedServer, new: EmbeddedServer) -> None:
+    with redis.Redis.from_url(old.url) as demoted, redis.Redis.from_url(new.url) as promoted:
+        promoted.replicaof("NO", "ONE")
+        demoted.replicaof("127.0.0.1", new.port)
+        eventually(lambda: demoted.info("replication")["role"] == "slave")
+    assert new.port
+    proxy.lead_to(new.port)

@@ -20,6 +20,7 @@ from chasqui import (
 )
 from chasqui.embedded import EmbeddedServer
 from tests.conftest import skip_before_redis_7
+from tests.engine.breaks import is_busy, run_for_ever
 from tests.engine.conftest import Connect
 from tests.engine.seen import ids, in_delayed, in_stream, key, keys_of, payloads, put_dead_letter
 from tests.proxy import Act, Proxy, call
@@ -321,19 +322,3 @@ def test_a_server_that_is_busy_with_a_script_is_waited_for(connect: Connect, sta
         assert adding.result(30) == "i"
         assert script.result(30) == "killed"
         assert producer.stats().waiting == 2
-
-
-def run_for_ever(url: str) -> str:
-    with redis.Redis.from_url(url) as client:
-        try:
-            client.eval("while true do end", 0)
-        except redis.ResponseError:
-            return "killed"
-    return "ended"
-
-
-def is_busy(client: redis.Redis) -> bool:
-    try:
-        return not client.ping()
-    except redis.ResponseError as error:
-        return str(error).startswith("BUSY")

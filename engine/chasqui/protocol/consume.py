@@ -79,10 +79,16 @@ class Member:
 
     def pending(self) -> Flow[list[tuple[bytes, int]]]:
         """What is pending for us: entry id and deliveries, ours included."""
-        reply = yield Command(
-            ("XPENDING", self.keys.stream, self.group, "-", "+", SCRIPT_ENTRIES, self.consumer), safe=True
-        )
-        return [(entry[0], number(entry[3])) for entry in reply]
+        found: list[tuple[bytes, int]] = []
+        start: Arg = "-"
+        while True:
+            page = yield Command(
+                ("XPENDING", self.keys.stream, self.group, start, "+", SCRIPT_ENTRIES, self.consumer), safe=True
+            )
+            found += [(entry[0], number(entry[3])) for entry in page]
+            if len(page) < SCRIPT_ENTRIES:
+                return found
+            start = b"(" + page[-1][0]
 
     def forget(self, idle_ms: int, own: bool = False) -> Flow[list[str]]:
         """Remove the names of workers that are gone, and our own where asked."""

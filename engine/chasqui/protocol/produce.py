@@ -16,8 +16,9 @@ from chasqui.protocol.slots import REDIRECTIONS
 
 T = TypeVar("T")
 
-# The server refused these before doing anything, for reasons that pass: sending again is always right.
-PASSING = frozenset({"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MOVED", "ASK", "BUSY"})
+# The server refused these before doing anything, for reasons that pass: sending again is always right. A replica passes
+# where the address leads to another server soon: after a failover.
+PASSING = frozenset({"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MOVED", "ASK", "BUSY", "READONLY"})
 # Ids of ours, among jobs with ids of the caller's: kept only as long as a call may be sent again.
 OWN_MARKER_TTL_S = 600
 _UNIQUE_JOBS = 250
