@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -59,9 +60,9 @@ _NOT_CONSUME = ("starting_offsets", "starting_timestamp")
 class BatchPartition(InputPartition):
     """Jobs of one batch that one task reads."""
 
-    def __init__(self, queue: str, sid: str, seq: int, pieces: Sequence[Piece]) -> None:
+    def __init__(self, queue: str, sid: str, seq: int, token: int, pieces: Sequence[Piece]) -> None:
         super().__init__(None)
-        self.queue, self.sid, self.seq, self.pieces = queue, sid, seq, tuple(pieces)
+        self.queue, self.sid, self.seq, self.token, self.pieces = queue, sid, seq, token, tuple(pieces)
 
     def __repr__(self) -> str:
         jobs = sum(stop - start for _, start, stop in self.pieces)
@@ -70,6 +71,10 @@ class BatchPartition(InputPartition):
 
 class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Takes jobs, has Spark run them, and settles what Spark has committed."""
+
+    # Jobs that a task has read may be at work in a second Python process behind it. Spark looks after two seconds
+    # whether a stopped task has left it, and kills it two seconds later (spark.python.task.killTimeout).
+    _lingers_s = 5.0
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_schema(options, schema)
@@ -149,13 +154,14 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = parse(start), parse(end)
         claims = self._joined(last.sid)
         found: list[InputPartition] = []
-        planned = {batch: claims.plan(*batch).sizes for batch in batches(first, last)}
-        jobs = sum(sum(sizes) for sizes in planned.values())
+        planned = {batch: claims.plan(*batch) for batch in batches(first, last)}
+        jobs = sum(sum(plan.sizes) for plan in planned.values())
         wanted = partitions_wanted(jobs, self._options.min_partitions, cores())
         each = min(-(-jobs // wanted), self._options.jobs_per_partition or jobs) or 1
-        for (queue, number), sizes in planned.items():
+        for (queue, number), plan in planned.items():
             self._stand_by(queue)
-            found += [BatchPartition(queue, str(last.sid), number, some) for some in cut(sizes, each)]
+            parts = cut(plan.sizes, each)
+            found += [BatchPartition(queue, str(last.sid), number, plan.token, part) for part in parts]
         self._planned = _text(end)
         return found
 
@@ -187,20 +193,29 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._figures[1]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task: the jobs as rows. What is no job, or has no run left, goes to the dead letters here."""
+        """Runs in a task: the jobs as rows."""
+        with self._task(partition) as (jobs, pieces):
+            yield from self._rows(jobs, pieces)
+
+    @contextmanager
+    def _task(self, partition: InputPartition) -> Iterator[tuple[BatchJobs, Sequence[Piece]]]:
+        """While a task is at work: the batch, and what to read of it, which is nothing where it is too late."""
         if not isinstance(partition, BatchPartition):
             raise TypeError(f"expected a BatchPartition, got {type(partition).__name__}")
-        options, queue = self._options, partition.queue
-        link = link_of(options)
-        jobs = BatchJobs(link, queue=queue, group=options.group, sid=partition.sid, seq=partition.seq)
+        about = {"queue": partition.queue, "group": self._options.group, "sid": partition.sid}
+        jobs = BatchJobs(link_of(self._options), **about, seq=partition.seq, token=partition.token)
         context = TaskContext.get()
         run = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
-        if run:
-            jobs.began(run)
+        with jobs.task(run or "unknown") as begun:
+            yield jobs, partition.pieces if begun else ()
+
+    def _rows(self, jobs: BatchJobs, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        """What is no job, or has no run left, goes to the dead letters here."""
+        options, queue = self._options, jobs.queue
         rows, limits = Rows(options), Limits(options.max_attempts, options.max_payload_bytes)
-        outcomes = Outcomes(link, queue, options)
+        outcomes = Outcomes(link_of(options), queue, options)
         keep_bad = options.bad_jobs in ("null", "fail")
-        pages = jobs.pages(partition.pieces)
+        pages = jobs.pages(pieces)
         while True:
             with paused():
                 page = next(pages, None)
@@ -246,7 +261,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._roles is not None:
                 self._roles.stop(0.3)
             if self._claims is not None:
-                released = self._claims.leave(_GRACE_S)
+                released = self._claims.leave(_GRACE_S, self._lingers_s)
                 if released:
                     log.info("the query was stopped: %d jobs are given back", released)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the process ends now

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from chasqui import ConfigError
 from chasqui.bridge import Outcomes
-from chasqui_spark.consume_reader import BatchPartition, ConsumeReader
+from chasqui_spark.consume_reader import ConsumeReader
 from chasqui_spark.handling import Handling
 from chasqui_spark.links import link_of
 from chasqui_spark.options import SourceOptions
@@ -32,17 +32,22 @@ class WorkReader(ConsumeReader):
     Killed at any point: what was settled is settled, the rest is run again.
     """
 
+    _lingers_s = 0.0  # jobs are run by the task that reads them
+
     def __init__(self, options: SourceOptions, packed: bytes) -> None:
         super().__init__(options, schema_of(options))
         self._packed = packed
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        queue = cast(BatchPartition, partition).queue
         handling = unpacked(self._packed)
+        options = self._options
         # The server and this process take turns working: what becomes of jobs is told while the next ones are read and
         # run. A task ends well only when all of it has arrived.
-        with Reports(Outcomes(link_of(self._options), queue, self._options)) as reports:
-            for done in handling.run(super().read(partition), reports):
+        with (
+            self._task(partition) as (jobs, pieces),
+            Reports(Outcomes(link_of(options), jobs.queue, options, jobs.consumer)) as reports,
+        ):
+            for done in handling.run(self._rows(jobs, pieces), reports):
                 yield pa.record_batch([pa.array(done, pa.bool_())], schema=_SCHEMA)
 
 

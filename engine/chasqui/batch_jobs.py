@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
+from chasqui.errors import ChasquiError, CheckpointInUse
 from chasqui.protocol import manifests
 from chasqui.protocol.consume import Entry
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import Item, Place
 from chasqui.protocol.reading import FIRST_PAGE, next_count
 from chasqui.redis_io import Link
+
+log = logging.getLogger("chasqui.batches")
 
 Piece: TypeAlias = tuple[int, int, int]
 """Part of a batch: a block, the first job of it, and the one behind the last."""
@@ -19,20 +25,41 @@ _BLOCKS_AT_ONCE = 16
 
 
 class BatchJobs:
-    """One batch of a checkpoint."""
+    """One batch of a checkpoint, as the driver with that token has planned it."""
 
-    def __init__(self, link: Link, *, queue: str, group: str, sid: str, seq: int) -> None:
-        self._link, self._seq = link, seq
+    def __init__(self, link: Link, *, queue: str, group: str, sid: str, seq: int, token: int) -> None:
+        self._link, self._seq, self._token = link, seq, token
         self._place = Place(Keys(queue), group, sid)
+
+    @property
+    def queue(self) -> str:
+        return self._place.keys.queue
 
     @property
     def consumer(self) -> str:
         """The name in the group that holds these jobs."""
         return self._place.member.consumer
 
-    def began(self, run: str) -> None:
-        """Note that tasks of that Spark run have begun to read: from now on it may be committed."""
-        self._link.run(self._place.began(self._seq, run))
+    @contextmanager
+    def task(self, run: str) -> Iterator[bool]:
+        """While a task of that Spark run is at work on jobs of the batch: a driver that is stopped meanwhile does not
+        give them back. False: the batch is settled or was given back, and nothing is to be read from it.
+        """
+        task = uuid.uuid4().hex
+        begun = self._link.run(self._place.begin_task(self._seq, self._token, run, task))
+        if begun is None:
+            raise CheckpointInUse(
+                f"another driver has batch {self._seq} of queue {self.queue!r} by now: this task was "
+                f"planned by one that was replaced"
+            )
+        try:
+            yield begun
+        finally:
+            if begun:
+                try:
+                    self._link.run(self._place.end_task(self._seq, self._token, task))
+                except ChasquiError as error:
+                    log.info("the end of a task was not noted, its jobs will not be given back: %s", error.message)
 
     def pages(self, pieces: Sequence[Piece]) -> Iterator[list[Entry]]:
         """The records of the jobs in these pieces: entry id, flat fields, deliveries before. What is gone is left

@@ -13,15 +13,17 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TypeVar
 
-from chasqui.errors import ChasquiError, CheckpointInUse, DecodeError, ServerError
+from chasqui.errors import ChasquiError, CheckpointInUse, ConfigError, DecodeError, ServerError
 from chasqui.options import ConnectionOptions, Settling, build, check, option
 from chasqui.outcomes import RETRY, Outcome, Outcomes
 from chasqui.protocol import manifests
 from chasqui.protocol.codec import decode_envelope
-from chasqui.protocol.consume import DeadLetter
+from chasqui.protocol.consume import FORGET_IDLE_MS, DeadLetter
 from chasqui.protocol.flow import Flow
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import Item, Place
@@ -30,12 +32,14 @@ from chasqui.protocol.scripts import SCRIPT_ENTRIES
 from chasqui.redis_io import Link
 
 log = logging.getLogger("chasqui.claims")
+T = TypeVar("T")
 
 STOPPED, FAILED = "stopped", "failed"
 _RELEASED, _DISSOLVED = "released", "dissolved"
 _POLL_S = 0.05
 _SLICES_AT_ONCE = 4
 _UNKNOWN = float("-inf")
+_FORGET_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +68,13 @@ class SettleTerms(Settling):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A batch to be run: how many jobs each of its blocks holds, from block 1, and how many were struck out."""
+    """A batch to be run: how many jobs each of its blocks holds, from block 1, and how many were struck out. Its tasks
+    show the token.
+    """
 
     sizes: tuple[int, ...] = ()
     dropped: int = 0
+    token: int = 0
 
 
 class Claims:
@@ -87,14 +94,17 @@ class Claims:
         self._connection, self._terms = connection, terms
         self._ttl_ms, self._max_runs, self._label = lease_ttl_ms, max_batch_runs, label
         self._link = Link(connection)
+        # The heart must not wait for connections that planning holds, nor for an answer until the lease has lapsed.
+        self._heart_link = Link(_quick(connection, min(lease_ttl_ms, terms.claim_min_idle_ms) // 3))
         self._holder = uuid.uuid4().hex
         self._lock = threading.RLock()  # a signal handler may come in between
         self._tokens: dict[str, int] = {}
         self._in_flight: dict[tuple[str, int], float] = {}  # and when its claims were last known to be fresh
-        self._mine: set[tuple[str, int]] = set()  # taken by this process: as fresh as it gets
+        self._mine: set[tuple[str, int]] = set()  # taken by this process, and nothing of it lost since
         self._planned: set[tuple[str, int]] = set()
         self._looked: dict[str, int] = {}
         self._next_stale: dict[str, float] = {}
+        self._next_forget: dict[str, float] = {}
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
 
@@ -107,6 +117,12 @@ class Claims:
         if queue in self._tokens:
             return
         place = self._place(queue)
+        before = self._link.run(place.terms())
+        if before is not None and (group := SettleTerms.parse(before).group) != self._terms.group:
+            raise ConfigError(
+                f"group expects {group!r}, as which this checkpoint has taken jobs of queue {queue!r}, got "
+                f"{self._terms.group!r}: give that group, or another checkpointLocation"
+            )
         seen = ""
         while True:
             lease = self._link.run(place.take(self._holder, self._ttl_ms, self._label, self._terms.text()))
@@ -121,7 +137,7 @@ class Claims:
         self._link.run(place.member.ensure_group())
         with self._lock:
             self._tokens[queue] = lease.token
-        if self._heart is None:
+        if self._heart is None or not self._heart.is_alive():
             self._heart = threading.Thread(target=self._beat, name="chasqui-claims", daemon=True)
             self._heart.start()
 
@@ -148,11 +164,6 @@ class Claims:
 
     # Taking.
 
-    def newest(self, queue: str) -> str:
-        """The id of the newest entry of the stream."""
-        self.hold(queue)
-        return self._link.run(self._place(queue).newest())
-
     def claim(self, queue: str, seq: int, *, limit: int, max_bytes: int | None = None, upto: str = "") -> int:
         """Take up to ``limit`` jobs into manifest ``seq`` and close it; how many it holds.
 
@@ -163,33 +174,36 @@ class Claims:
             self._looked[queue] = seq
             if self._link.run(place.exists(seq)) and (found := self._seal(queue, seq)):
                 return found
-        try:
-            jobs = self._fill(place, seq, token, limit, max_bytes, upto)
-        except ServerError as error:
-            if "NOGROUP" not in error.message:
-                raise
-            log.warning("stream or group of queue %r is gone: made again", queue)
-            self._link.run(place.member.ensure_group())
-            return 0
+        # Known to the heart, and to who gives jobs back, before the server may have given us some.
+        with self._lock:
+            self._in_flight[queue, seq] = time.monotonic()
+            self._mine.add((queue, seq))
+        jobs = self._fill(place, seq, token, limit, max_bytes, upto)
+        if not jobs:
+            self._drop(queue, seq)
         if jobs is None:
             self._fenced(queue)
             return 0
         return self._seal(queue, seq) if jobs else 0
 
+    def _drop(self, queue: str, seq: int) -> None:
+        """Nothing of that batch is in our hands any more."""
+        with self._lock:
+            self._in_flight.pop((queue, seq), None)
+            for known in (self._mine, self._planned):
+                known.discard((queue, seq))
+
     def _fill(self, place: Place, seq: int, token: int, limit: int, max_bytes: int | None, upto: str) -> int | None:
         queue, min_idle_ms = place.keys.queue, self._terms.claim_min_idle_ms
-        jobs, began = 0, time.monotonic()
+        jobs = 0
         # A limit in bytes is looked at after each slice.
         slices = min(_SLICES_AT_ONCE, -(-limit // SCRIPT_ENTRIES)) if max_bytes is None else 1
         for idle_ms in [min_idle_ms, 0] if time.monotonic() >= self._next_stale.get(queue, 0.0) else [0]:
             while True:
-                taken = self._link.run(place.claim(seq, token, limit, min_idle_ms=idle_ms, upto=upto, slices=slices))
+                claim = partial(place.claim, seq, token, limit, min_idle_ms=idle_ms, upto=upto, slices=slices)
+                taken = with_group(self._link, place, claim)
                 if taken is None:
                     return None
-                if taken.jobs and not jobs:
-                    with self._lock:
-                        self._in_flight[queue, seq] = began
-                        self._mine.add((queue, seq))
                 jobs = taken.jobs
                 if max_bytes is not None and taken.size >= max_bytes:
                     return jobs
@@ -229,18 +243,27 @@ class Claims:
             self._in_flight.setdefault((queue, seq), _UNKNOWN)
             self._planned.add((queue, seq))
         dropped = 0
-        if plan.new and (queue, seq) not in self._mine:
-            found = self._link.run(place.revalidate(seq, token, plan.blocks, self._terms.claim_min_idle_ms))
+        if plan.new and not self._is_fresh(queue, seq):
+            again = partial(place.revalidate, seq, token, plan.blocks, self._terms.claim_min_idle_ms)
+            found = with_group(self._link, place, again)
             if found is None:
                 self._fenced(queue)
                 return self.plan(queue, seq)
             dropped = found
             if dropped:
                 log.warning("queue %r: %d jobs of batch %d are settled or with others by now", queue, dropped, seq)
+        if plan.jobs == dropped:
+            return Planned((), dropped, token)
         if plan.runs > self._max_runs:
             self._dissolve(place, seq, token, replace(plan, jobs=plan.jobs - dropped))
-            return Planned(dropped=dropped)
-        return Planned(tuple(self._link.run(place.sizes(seq, plan.blocks))), dropped)
+            return Planned((), dropped, token)
+        return Planned(tuple(self._link.run(place.sizes(seq, plan.blocks))), dropped, token)
+
+    def _is_fresh(self, queue: str, seq: int) -> bool:
+        """Whether nobody else can have taken jobs of that batch."""
+        with self._lock:
+            since = time.monotonic() - self._in_flight.get((queue, seq), _UNKNOWN)
+            return (queue, seq) in self._mine and since * 1000 < self._terms.claim_min_idle_ms / 2
 
     def _dissolve(self, place: Place, seq: int, token: int, plan: manifests.Plan) -> None:
         """A batch that never comes to its end holds a job that kills its process. Which one shows in smaller batches;
@@ -250,20 +273,13 @@ class Claims:
         if plan.jobs > 1:
             log.warning("queue %r: batch %d was run %d times in vain: its %d jobs go on in batches of a tenth",
                         queue, seq, runs, plan.jobs)  # fmt: skip
-            self._link.run(
-                place.release(
-                    *(seq, token, plan.blocks),
-                    min_idle_ms=self._terms.claim_min_idle_ms,
-                    state=_DISSOLVED,
-                    narrow=max(1, plan.jobs // 10),
-                )
-            )
-            with self._lock:
-                self._in_flight.pop((queue, seq), None)
+            release = partial(place.release, seq, token, plan.blocks, min_idle_ms=self._terms.claim_min_idle_ms)
+            with_group(self._link, place, partial(release, state=_DISSOLVED, narrow=max(1, plan.jobs // 10)))
+            self._drop(queue, seq)
             self._next_stale.pop(queue, None)
             return
         log.warning("queue %r: the only job of batch %d ended its process %d times: given up", queue, seq, runs)
-        blocks = [items for _, items in self._blocks(place, seq) if items]
+        blocks = list(_blocks(self._link, place, seq))
         entries = self._link.run(manifests.entries(place.keys, blocks))
         letters = []
         for entry_id, flat, _ in entries:
@@ -276,61 +292,75 @@ class Claims:
             letters.append(DeadLetter(entry_id, data, name, "retries_exhausted", runs, job_id, error=error))
         Outcomes(self._link, queue, self._terms).bury(letters, place.member.consumer, self._terms.group)
 
-    def _blocks(self, place: Place, seq: int) -> Iterator[tuple[int, list[Item]]]:
-        for block in range(1, self._link.run(place.blocks(seq)) + 1):
-            yield block, self._link.run(place.items(seq, [block]))[0]
-
     # Ending.
 
     def settle(self, queue: str, seq: int) -> None:
         """Spark has committed this batch."""
         settle(self._link, queue, self.sid, seq, self._terms)
-        with self._lock:
-            self._in_flight.pop((queue, seq), None)
-            for known in (self._mine, self._planned):
-                known.discard((queue, seq))
+        self._drop(queue, seq)
 
-    def leave(self, grace_s: float) -> int:
+    def leave(self, grace_s: float, linger_s: float = 0.0) -> int:
         """The query was stopped: give back what it had taken and not committed; how many jobs that was.
 
         Whether Spark committed the last batch only the listener knows, which hears of every commit before it hears of
-        the end. So this waits for its word, for ``grace_s`` at most; without it the jobs stay claimed until they are
-        stale. The lease goes back at once. Should the query be started again meanwhile, our token is old and nothing is
-        released.
+        the end. So this waits for its word, for ``grace_s`` at most, and for tasks that have not ended; then for
+        ``linger_s`` more, where jobs may still be at work behind the tasks that have read them. Without word or end
+        the jobs stay claimed until they are stale. The lease goes back at once. Should the query be started again
+        meanwhile, our token is old and nothing is released.
         """
         self._stop.set()
         with self._lock:
             tokens, left = dict(self._tokens), set(self._in_flight)
         # A link of its own: whatever held the other one may have been interrupted. And quick: this process is ending.
-        link = Link(replace(self._connection, reconnect_attempts=0, connect_timeout_ms=1000, socket_timeout_ms=2000))
+        link = Link(replace(_quick(self._connection, 2000), connect_timeout_ms=1000))
         for queue, token in tokens.items():
-            link.run(self._place(queue).keep(token, 0))
+            self._try(partial(link.run, self._place(queue).keep(token, 0)))
         released = 0
-        deadline = time.monotonic() + grace_s
+        told_by = time.monotonic() + grace_s
+        stopped: dict[tuple[str, int], float] = {}
         while left:
             for queue, seq in sorted(left):
-                place = self._place(queue)
-                how = STOPPED
-                if (queue, seq) in self._planned:
-                    if not link.run(place.exists(seq)):
-                        left.discard((queue, seq))
-                        continue
-                    run = link.run(place.run_of(seq))
-                    how = link.run(manifests.how_ended(run)) if run else ""
-                if how:
+                found = self._try(partial(self._give_back, link, queue, seq, stopped, linger_s))
+                if found is not None:
                     left.discard((queue, seq))
-                if how == STOPPED:
-                    released += link.run(self._release(place, seq, tokens.get(queue, 0))) or 0
-            if not left or time.monotonic() > deadline:
+                    released += found
+            if not left or time.monotonic() > told_by + (linger_s if stopped else 0.0):
                 break
             time.sleep(_POLL_S)
+        if left:
+            log.info("jobs of %d batches stay claimed until they are stale: they may still be run", len(left))
+        for queue in tokens:
+            self._try(partial(link.run, self._place(queue).member.forget(FORGET_IDLE_MS, own=True)))
         link.close()
         return released
+
+    def _give_back(
+        self, link: Link, queue: str, seq: int, stopped: dict[tuple[str, int], float], linger_s: float
+    ) -> int | None:
+        """How many jobs of the batch were given back; None: too early to say."""
+        place, token, now = self._place(queue), self._tokens.get(queue, 0), time.monotonic()
+        if (queue, seq) in self._planned:
+            batch = link.run(place.standing(seq, token))
+            how = link.run(manifests.how_ended(batch.run)) if batch.run else ""
+            if not batch.there or how == FAILED:
+                return 0
+            # One that no task has begun is marked as given back before one can.
+            if batch.run and (how != STOPPED or batch.tasks or now < stopped.setdefault((queue, seq), now) + linger_s):
+                return None
+        return with_group(link, place, partial(self._release, place, seq, token)) or 0
 
     def _release(self, place: Place, seq: int, token: int) -> Flow[int | None]:
         blocks = yield from place.blocks(seq)
         min_idle_ms = self._terms.claim_min_idle_ms
         return (yield from place.release(seq, token, blocks, min_idle_ms=min_idle_ms, state=_RELEASED))
+
+    def _try(self, call: Callable[[], T]) -> T | None:
+        """One queue that makes trouble must not keep the jobs of the others."""
+        try:
+            return call()
+        except ChasquiError as error:
+            log.debug("leaving: %s", error.message)
+            return None
 
     def close(self) -> None:
         """Stop renewing and give the lease back; the claims stay, for the driver that comes next."""
@@ -343,6 +373,7 @@ class Claims:
             except ChasquiError as error:
                 log.info("queue %r: the lease was not given back (%s); it lapses", queue, error.message)
         self._link.close()
+        self._heart_link.close()
 
     # Staying alive.
 
@@ -356,23 +387,65 @@ class Claims:
                     self._renew(queue, token, {seq: at for (name, seq), at in sorted(flying.items()) if name == queue})
                 except ChasquiError as error:
                     log.warning("queue %r: renewing claims: %s; trying again", queue, error.message)
+                except Exception:
+                    log.exception("queue %r: renewing claims; trying again", queue)
 
     def _renew(self, queue: str, token: int, flying: dict[int, float]) -> None:
-        place = self._place(queue)
-        if not self._link.run(place.keep(token, self._ttl_ms, list(flying))):
+        place, link = self._place(queue), self._heart_link
+        if not link.run(place.keep(token, self._ttl_ms, list(flying))):
             log.warning("queue %r: another driver has taken the lease", queue)
             return  # the next script that wants the token says so to Spark
         # This comes three times per threshold at least: a batch that is fresh now is renewed long before it is stale.
         now = time.monotonic()
         for seq in [seq for seq, at in flying.items() if now - at >= self._terms.claim_min_idle_ms / 6000]:
-            for _, items in self._blocks(place, seq):
+            lost = 0
+            for items in _blocks(link, place, seq):
                 if self._stop.is_set():
                     return
-                if items:
-                    self._link.run(place.member.renew([entry_id for entry_id, _ in items]))
+                ids = [entry_id for entry_id, _ in items]
+                lost += len(with_group(link, place, partial(place.member.renew, ids)))
             with self._lock:
                 if (queue, seq) in self._in_flight:
                     self._in_flight[queue, seq] = now
+                if lost:
+                    self._mine.discard((queue, seq))
+        if now >= self._next_forget.get(queue, 0.0):
+            self._next_forget[queue] = now + _FORGET_EVERY_S
+            gone = with_group(link, place, partial(place.member.forget, FORGET_IDLE_MS))
+            if gone:
+                log.info("queue %r: forgot %d workers that were idle for a day", queue, len(gone))
+
+
+def with_group(link: Link, place: Place, make: Callable[[], Flow[T]]) -> T:
+    """Run a flow that needs the group. Stream or group may have been deleted while jobs were in hand: then they are
+    made again, and so is the flow, which finds none of those jobs.
+    """
+    try:
+        return link.run(make())
+    except ServerError as error:
+        if "NOGROUP" not in error.message:
+            raise
+    log.warning("stream or group of queue %r is gone: made again", place.keys.queue)
+    link.run(place.member.ensure_group())
+    return link.run(make())
+
+
+def _blocks(link: Link, place: Place, seq: int) -> Iterator[list[Item]]:
+    for block in range(1, link.run(place.blocks(seq)) + 1):
+        items = link.run(place.items(seq, [block]))[0]
+        if items:
+            yield items
+
+
+def _quick(connection: ConnectionOptions, within_ms: int) -> ConnectionOptions:
+    """One try that is over soon, for who tries again by itself."""
+    most = max(1000, within_ms)
+    return replace(
+        connection,
+        reconnect_attempts=0,
+        connect_timeout_ms=min(most, connection.connect_timeout_ms),
+        socket_timeout_ms=min(most, connection.socket_timeout_ms),
+    )
 
 
 def settle(link: Link, queue: str, sid: str, seq: int, terms: SettleTerms | None = None) -> int:
@@ -391,10 +464,10 @@ def settle(link: Link, queue: str, sid: str, seq: int, terms: SettleTerms | None
     place = Place(keys, terms.group, sid)
     blocks = list(range(1, link.run(place.blocks(seq)) + 1))
     if terms.ack == "commit":
-        return link.run(place.settle(seq, blocks)) if blocks else 0
+        return with_group(link, place, partial(place.settle, seq, blocks)) if blocks else 0
     if terms.leftover != "retry":
         how = "ack" if terms.leftover == "ok" else "release"
-        left = link.run(place.settle(seq, blocks, how, terms.claim_min_idle_ms))
+        left = with_group(link, place, partial(place.settle, seq, blocks, how, terms.claim_min_idle_ms))
     else:
         left = _retry_leftovers(link, place, seq, blocks, terms)
     if left:
@@ -405,10 +478,10 @@ def settle(link: Link, queue: str, sid: str, seq: int, terms: SettleTerms | None
 def _retry_leftovers(link: Link, place: Place, seq: int, blocks: Sequence[int], terms: SettleTerms) -> int:
     """A block goes only after its leftovers have: killed in between, the next who settles finds them there."""
     left = 0
-    for ids in link.run(place.unsettled(seq, blocks)):
+    for ids in with_group(link, place, partial(place.unsettled, seq, blocks)):
         if ids:
             told = [Outcome(entry_id, RETRY, error="unsettled") for entry_id in ids]
-            gone = Outcomes(link, place.keys.queue, terms).settle(told).gone
+            gone = Outcomes(link, place.keys.queue, terms, place.member.consumer).settle(told).gone
             left += len(ids) - gone
     link.run(place.settle(seq, blocks, "drop"))
     return left

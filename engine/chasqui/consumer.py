@@ -31,7 +31,7 @@ from chasqui.metrics import JobOutcome, ReaderBatch
 from chasqui.options import ConsumerOptions, PromoterOptions, SchedulerOptions, build
 from chasqui.payload import PayloadCodec
 from chasqui.promoter import promote
-from chasqui.protocol.consume import DeadLetter, Entry, Member
+from chasqui.protocol.consume import FORGET_IDLE_MS, DeadLetter, Entry, Member
 from chasqui.protocol.flow import Command, Flow
 from chasqui.protocol.keys import Keys
 from chasqui.redis_io import AsyncLink
@@ -43,7 +43,6 @@ from chasqui.threads import Threads
 
 log = logging.getLogger("chasqui.consumer")
 
-_FORGET_IDLE_MS = 24 * 3600 * 1000
 _FORGET_EVERY_S = 3600.0
 _CLAIM_EVERY_S = 1.0
 _LONGEST_WAIT_S = 1.0
@@ -231,7 +230,7 @@ class _Session:
             async with asyncio.timeout(max(1.0, deadline - time.monotonic())):
                 await self._settler.flush_events()
                 # Our name may go if nothing is pending under it. If this is not reached it is forgotten in a day.
-                await self._link.run(self._member.forget(_FORGET_IDLE_MS, own=True))
+                await self._link.run(self._member.forget(FORGET_IDLE_MS, own=True))
         except (ChasquiError, TimeoutError) as error:
             log.info("leaving the group: %s", error)
 
@@ -585,7 +584,7 @@ class _Session:
     async def _forget_loop(self) -> None:
         while True:
             try:
-                gone = await self._link.run(self._member.forget(_FORGET_IDLE_MS))
+                gone = await self._link.run(self._member.forget(FORGET_IDLE_MS))
                 if gone:
                     log.info("forgot %d workers that were idle for a day", len(gone))
             except ChasquiError as error:

@@ -13,9 +13,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from chasqui.errors import ChasquiError, DecodeError
+from chasqui.errors import ChasquiError, DecodeError, ServerError
 from chasqui.options import Settling
 from chasqui.protocol import events
 from chasqui.protocol.codec import decode_envelope, decode_name, encode_envelope
@@ -86,10 +86,10 @@ class _Found:
 
 
 class Outcomes:
-    """Settles outcomes of one queue's jobs."""
+    """Settles outcomes of one queue's jobs: those of any Spark consumer, or of that ``owner`` alone."""
 
-    def __init__(self, link: Link, queue: str, rules: Settling) -> None:
-        self._link, self._keys, self._options = link, Keys(queue), rules
+    def __init__(self, link: Link, queue: str, rules: Settling, owner: str = CONSUMER_PREFIX) -> None:
+        self._link, self._keys, self._options, self._owner = link, Keys(queue), rules, owner
         self._rules = Rules.of(rules)
 
     def active(self, jobs: Sequence[tuple[str, str, int]]) -> None:
@@ -99,6 +99,15 @@ class Outcomes:
 
     def settle(self, outcomes: Sequence[Outcome]) -> Settled:
         """Settle them; what is not a Spark consumer's is passed over."""
+        try:
+            return self._settle(outcomes)
+        except ServerError as error:
+            if "NOGROUP" not in error.message:
+                raise
+            log.warning("stream or group of queue %r is gone, and %d jobs with it", self._keys.queue, len(outcomes))
+            return Settled(gone=len(outcomes))
+
+    def _settle(self, outcomes: Sequence[Outcome]) -> Settled:
         done = [one for one in outcomes if one.outcome == OK]
         failed = [one for one in outcomes if one.outcome != OK] if len(done) < len(outcomes) else []
         total = Settled()
@@ -127,7 +136,7 @@ class Outcomes:
         want their ids.
         """
         parts = [self._named(part) for part in parts]
-        replies = values(self._link.run(call_scripts([self._done(part) for part in parts], safe=True)))
+        replies = self._link.run(_calls([self._done(part) for part in parts]))
         ended: list[Outcome] = []
         for part, reply in zip(parts, replies, strict=True):
             ended += part if 0 not in reply else [one for one, mine in zip(part, reply, strict=True) if number(mine)]
@@ -154,7 +163,7 @@ class Outcomes:
             if one.result is not None and one.job_id is not None:
                 keys.append(self._keys.result(one.job_id))
                 results += [place, one.result]
-        head: list[Arg] = [self._options.group, CONSUMER_PREFIX, self._options.result_ttl_secs, len(done)]
+        head: list[Arg] = [self._options.group, self._owner, self._options.result_ttl_secs, len(done)]
         return script("settle_done"), keys, [*head, *(one.entry_id for one in done), *results]
 
     def _settle_failed(self, failed: Sequence[Outcome]) -> Settled:
@@ -235,7 +244,8 @@ class Outcomes:
         """Those of the entries that a Spark consumer holds, with their records."""
         found: dict[bytes, _Found] = {}
         for start in range(0, len(ids), _LOOK_AT_ONCE):
-            found |= self._link.run(_look(self._keys, self._options.group, ids[start : start + _LOOK_AT_ONCE]))
+            some = ids[start : start + _LOOK_AT_ONCE]
+            found |= self._link.run(_look(self._keys, self._options.group, some, self._owner))
         return found
 
     def _events(self, told: Sequence[_Event]) -> None:
@@ -276,7 +286,11 @@ def _identified(one: Outcome, record: _Found | None) -> Outcome:
     return one._replace(job_id=envelope.id, name=decode_name(record.name), attempt=envelope.attempt)
 
 
-def _look(keys: Keys, group: str, ids: Sequence[bytes]) -> Flow[dict[bytes, _Found]]:
+def _calls(calls: Sequence[Call]) -> Flow[list[Any]]:
+    return values((yield from call_scripts(calls, safe=True)))
+
+
+def _look(keys: Keys, group: str, ids: Sequence[bytes], prefix: str) -> Flow[dict[bytes, _Found]]:
     asked = [command("XPENDING", keys.stream, group, i, i, 1, safe=True) for i in ids]
     asked += [command("XRANGE", keys.stream, i, i, safe=True) for i in ids]
     replies = values((yield Batch(tuple(asked))))
@@ -284,7 +298,7 @@ def _look(keys: Keys, group: str, ids: Sequence[bytes]) -> Flow[dict[bytes, _Fou
     for entry_id, pending, record in zip(ids, replies[: len(ids)], replies[len(ids) :], strict=True):
         if pending and record:
             owner = plain(pending[0][1])
-            if owner.startswith(CONSUMER_PREFIX):
+            if owner.startswith(prefix):
                 flat = fields(record[0][1])
                 found[entry_id] = _Found(owner, flat.get(b"d", b""), flat.get(b"n", b""))
     return found

@@ -13,8 +13,8 @@ import redis
 
 from chasqui import Backoff, Producer, RetryOverride
 from chasqui.batch_jobs import BatchJobs
-from chasqui.claims import Claims, SettleTerms, settle, tell_ended
-from chasqui.errors import CheckpointInUse
+from chasqui.claims import Claims, Planned, SettleTerms, settle, tell_ended
+from chasqui.errors import CheckpointInUse, ConfigError
 from chasqui.options import ConnectionOptions
 from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
 from chasqui.redis_io import Link
@@ -68,10 +68,12 @@ def waiting(client: redis.Redis, queue: str) -> int:
     return int(client.xlen(f"{{chasqui:{queue}}}:stream"))
 
 
-def read(link: Link, queue: str, sid: str, seq: int, sizes: tuple[int, ...]) -> list[bytes]:
-    jobs = BatchJobs(link, queue=queue, group="default", sid=sid, seq=seq)
-    pieces = [(block, 0, size) for block, size in enumerate(sizes, 1)]
-    return [entry_id for page in jobs.pages(pieces) for entry_id, _, _ in page]
+def read(link: Link, queue: str, sid: str, seq: int, plan: Planned, run: str = "run") -> list[bytes]:
+    """What a task of that run does: entry ids of the jobs that are in the batch."""
+    jobs = BatchJobs(link, queue=queue, group="default", sid=sid, seq=seq, token=plan.token)
+    pieces = [(block, 0, size) for block, size in enumerate(plan.sizes, 1)]
+    with jobs.task(run) as begun:
+        return [entry_id for page in jobs.pages(pieces) for entry_id, _, _ in page] if begun else []
 
 
 def test_a_batch_is_claimed_read_and_gone_once_settled(
@@ -81,7 +83,7 @@ def test_a_batch_is_claimed_read_and_gone_once_settled(
     driver = drive()
 
     assert driver.claim(queue, 1, limit=2200) == 2200
-    ids = read(link, queue, sid, 1, driver.plan(queue, 1).sizes)
+    ids = read(link, queue, sid, 1, driver.plan(queue, 1))
     assert list(pending(client, queue)) == ids
     driver.settle(queue, 1)
 
@@ -125,7 +127,7 @@ def test_a_driver_that_died_after_claiming_leaves_its_batch_to_the_next(
     second = drive()
 
     assert second.claim(queue, 1, limit=100) == 3
-    assert len(read(link, queue, sid, 1, second.plan(queue, 1).sizes)) == 3
+    assert len(read(link, queue, sid, 1, second.plan(queue, 1))) == 3
     second.settle(queue, 1)
     assert second.claim(queue, 2, limit=100) == 2
 
@@ -142,7 +144,7 @@ def test_a_connection_that_breaks_while_claiming_takes_no_job_twice(
             proxy.on("EVALSHA", nth=nth, act=act)
 
         assert driver.claim(queue, 1, limit=2000) == 2000
-        ids = read(link, queue, sid, 1, driver.plan(queue, 1).sizes)
+        ids = read(link, queue, sid, 1, driver.plan(queue, 1))
         assert len(ids) == len(set(ids)) == 2000
         driver.settle(queue, 1)
         driver.close()
@@ -215,7 +217,7 @@ def test_jobs_of_silent_workers_are_taken_with_their_count(
 
     assert driver.claim(queue, 1, limit=10) == 3
 
-    jobs = BatchJobs(link, queue=queue, group="default", sid=sid, seq=1)
+    jobs = BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=1)
     found = [e for page in jobs.pages([(b, 0, n) for b, n in enumerate(driver.plan(queue, 1).sizes, 1)]) for e in page]
     assert {entry_id: before for entry_id, _, before in found}[stale] == 2
     assert pending(client, queue)[stale][2] == 3
@@ -239,14 +241,16 @@ def test_a_batch_that_is_run_again_drops_what_others_have_and_takes_back_what_is
     planned = drive().plan(queue, 1)
 
     assert planned.dropped == 2
-    assert read(link, queue, sid, 1, planned.sizes) == ids[2:]
+    assert read(link, queue, sid, 1, planned) == ids[2:]
     assert pending(client, queue)[ids[1]][0] == "alive"
 
 
-def test_nothing_is_claimed_beyond_the_entry_that_was_newest_at_the_start(drive: Open, url: str, queue: str) -> None:
+def test_nothing_is_claimed_beyond_the_entry_that_was_newest_at_the_start(
+    drive: Open, client: redis.Redis, url: str, queue: str
+) -> None:
     add(url, queue, 1500)
     driver = drive()
-    upto = driver.newest(queue)
+    upto = client.xinfo_stream(f"{{chasqui:{queue}}}:stream")["last-generated-id"].decode()
     add(url, queue, 50)
 
     assert driver.claim(queue, 1, limit=100_000, upto=upto) == 1500
@@ -272,6 +276,71 @@ def test_a_stream_that_was_deleted_is_made_again(drive: Open, client: redis.Redi
     assert driver.claim(queue, 1, limit=10) == 2
 
 
+def test_a_query_goes_on_when_its_stream_is_deleted_under_a_batch(
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 3)
+    driver = drive()
+    driver.claim(queue, 1, limit=10)
+    plan = driver.plan(queue, 1)
+    ids = list(pending(client, queue))
+    client.delete(f"{{chasqui:{queue}}}:stream")
+
+    assert read(link, queue, sid, 1, plan) == []
+    assert Outcomes(link, queue, SettleTerms()).settle([Outcome(ids[0], OK), Outcome(ids[1], FAIL)]) == Settled(gone=2)
+    driver.settle(queue, 1)
+
+    add(url, queue, 2)
+    assert driver.claim(queue, 2, limit=10) == 2
+
+
+@pytest.mark.parametrize("ack", ["commit", "settle"])
+@pytest.mark.parametrize("leftover", ["retry", "release"])
+def test_a_driver_that_starts_again_settles_a_batch_whose_stream_is_gone(
+    drive: Open, client: redis.Redis, url: str, queue: str, ack: str, leftover: str
+) -> None:
+    add(url, queue, 3)
+    first = drive(terms={"ack": ack, "leftover": leftover})
+    first.claim(queue, 1, limit=10)
+    first.close()
+    client.delete(f"{{chasqui:{queue}}}:stream")
+    second = drive(terms={"ack": ack, "leftover": leftover})
+
+    second.settle(queue, 1)
+
+    add(url, queue, 2)
+    assert second.claim(queue, 2, limit=10) == 2
+
+
+def test_a_batch_in_hand_is_planned_and_released_also_when_its_stream_is_gone(
+    drive: Open, client: redis.Redis, url: str, queue: str
+) -> None:
+    other = f"{queue}-b"
+    add(url, queue, 3)
+    add(url, other, 2)
+    first = drive()
+    first.claim(queue, 1, limit=10)
+    first.close()
+    second = drive()
+    second.hold(queue)
+    client.delete(f"{{chasqui:{queue}}}:stream")
+    assert second.plan(queue, 1).dropped == 3
+    second.claim(other, 1, limit=10)
+    client.delete(f"{{chasqui:{queue}}}:stream")
+
+    assert second.leave(1) == 2
+
+
+def test_another_group_under_the_same_checkpoint_is_refused(drive: Open, url: str, queue: str) -> None:
+    add(url, queue, 1)
+    first = drive(terms={"group": "a"})
+    first.claim(queue, 1, limit=1)
+    first.close()
+
+    with pytest.raises(ConfigError, match=r"group expects 'a'.*got 'b'.*another checkpointLocation"):
+        drive(terms={"group": "b"}).claim(queue, 1, limit=1)
+
+
 def test_large_jobs_are_claimed_and_read_in_small_pages(
     drive: Open, link: Link, url: str, queue: str, sid: str
 ) -> None:
@@ -283,7 +352,7 @@ def test_large_jobs_are_claimed_and_read_in_small_pages(
     assert driver.claim(queue, 1, limit=100) == 30
     sizes = driver.plan(queue, 1).sizes
     assert max(sizes) <= 10
-    pages = BatchJobs(link, queue=queue, group="default", sid=sid, seq=1).pages(
+    pages = BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=1).pages(
         [(block, 0, size) for block, size in enumerate(sizes, 1)]
     )
     assert sum(len(page) for page in pages) == 30
@@ -291,7 +360,7 @@ def test_large_jobs_are_claimed_and_read_in_small_pages(
 
 
 def test_a_batch_that_never_ends_is_cut_into_tenths_until_the_poison_stands_alone(
-    drive: Open, client: redis.Redis, url: str, queue: str
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
 ) -> None:
     add(url, queue, 20)
     poison = client.xrange(f"{{chasqui:{queue}}}:stream", count=1)[0][0]
@@ -301,12 +370,12 @@ def test_a_batch_that_never_ends_is_cut_into_tenths_until_the_poison_stands_alon
         for _ in range(10):
             driver = drive(max_batch_runs=1)
             jobs = driver.claim(queue, seq, limit=100)
-            sizes = driver.plan(queue, seq).sizes
-            if poison in pending(client, queue) and sizes:
+            plan = driver.plan(queue, seq)
+            if poison in read(link, queue, sid, seq, plan):
                 driver.close()  # the poison ends this run, and the batch is run again
                 continue
             driver.settle(queue, seq)
-            done += jobs if sizes else 0
+            done += jobs if plan.sizes else 0
             driver.close()
             break
 
@@ -317,7 +386,148 @@ def test_a_batch_that_never_ends_is_cut_into_tenths_until_the_poison_stands_alon
     assert letter[1][b"source_id"] == poison
 
 
+def test_a_batch_that_was_planned_and_never_begun_burns_no_run(
+    drive: Open, link: Link, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 3)
+    for _ in range(4):
+        driver = drive(max_batch_runs=1)
+        driver.claim(queue, 1, limit=10)
+        assert driver.plan(queue, 1).sizes == (3,)
+        driver.close()
+
+    driver = drive(max_batch_runs=1)
+    assert len(read(link, queue, sid, 1, driver.plan(queue, 1))) == 3
+    driver.close()
+    assert drive(max_batch_runs=1).plan(queue, 1).sizes == ()
+
+
+def test_a_batch_that_has_no_jobs_left_is_passed_over_however_often_it_was_run(
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 1)
+    driver = drive(max_batch_runs=1)
+    driver.claim(queue, 1, limit=1)
+    ids = read(link, queue, sid, 1, driver.plan(queue, 1))
+    client.xack(f"{{chasqui:{queue}}}:stream", "default", *ids)
+    driver.close()
+
+    assert drive(max_batch_runs=1).plan(queue, 1).sizes == ()
+
+    assert not client.exists(f"{{chasqui:{queue}}}:dlq")
+
+
+def test_a_task_of_a_driver_that_was_replaced_reads_nothing(
+    drive: Open, link: Link, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 1)
+    old = drive()
+    old.claim(queue, 1, limit=1)
+    plan = old.plan(queue, 1)
+    old.close()
+    drive().plan(queue, 1)
+
+    with pytest.raises(CheckpointInUse, match="batch 1"):
+        read(link, queue, sid, 1, plan)
+
+
 # Stopping
+
+
+def test_a_stopped_driver_waits_for_tasks_that_are_at_work(
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 4)
+    driver = drive()
+    driver.claim(queue, 1, limit=4)
+    jobs = BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=driver.plan(queue, 1).token)
+    run, released = uuid.uuid4().hex, list[int]()
+    leaving = threading.Thread(target=lambda: released.append(driver.leave(20)))
+    with jobs.task(run):
+        tell_ended(link, run, failed=False)
+        leaving.start()
+        eventually(lambda: client.hget(f"{{chasqui:{queue}}}:spark:{sid}:session", "until") == b"0")
+        leaving.join(0.3)
+        assert leaving.is_alive()
+        assert max(idle for _, idle, _ in pending(client, queue).values()) < 20_000
+
+    leaving.join()
+
+    assert released == [4]
+
+
+def test_jobs_of_a_task_that_never_ends_stay_claimed(
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 4)
+    driver = drive()
+    driver.claim(queue, 1, limit=4)
+    jobs = BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=driver.plan(queue, 1).token)
+    run = uuid.uuid4().hex
+    tell_ended(link, run, failed=False)
+
+    with jobs.task(run):
+        assert driver.leave(0.2) == 0
+
+    assert max(idle for _, idle, _ in pending(client, queue).values()) < 20_000
+
+
+def test_jobs_that_may_be_at_work_behind_their_tasks_are_given_back_after_these_have_had_their_time(
+    drive: Open, link: Link, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 4)
+    driver = drive()
+    driver.claim(queue, 1, limit=4)
+    run = uuid.uuid4().hex
+    read(link, queue, sid, 1, driver.plan(queue, 1), run)
+    tell_ended(link, run, failed=False)
+    start = time.monotonic()
+
+    assert driver.leave(0.2, 0.5) == 4
+
+    assert time.monotonic() - start >= 0.5
+
+
+def test_a_planned_batch_that_no_task_has_begun_is_given_back_at_once_and_a_late_task_reads_nothing(
+    drive: Open, link: Link, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 4)
+    driver = drive()
+    driver.claim(queue, 1, limit=4)
+    plan = driver.plan(queue, 1)
+    start = time.monotonic()
+
+    assert driver.leave(5, 5) == 4
+
+    assert time.monotonic() - start < 2
+    assert read(link, queue, sid, 1, plan) == []
+
+
+def test_a_queue_that_makes_trouble_does_not_keep_the_jobs_of_another(
+    drive: Open, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    driver = drive()
+    for name in (queue, f"{queue}-b"):
+        add(url, name, 2)
+        driver.claim(name, 1, limit=2)
+    session = f"{{chasqui:{queue}}}:spark:{sid}:session"
+    client.delete(session)
+    client.set(session, "broken", ex=60)
+
+    assert driver.leave(0.1) == 2
+
+
+def test_names_of_drivers_that_hold_nothing_are_forgotten(
+    drive: Open, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 2)
+    driver = drive()
+    driver.claim(queue, 1, limit=2)
+    driver.settle(queue, 1)
+
+    driver.leave(0.1)
+
+    assert client.xinfo_consumers(f"{{chasqui:{queue}}}:stream", "default") == []
 
 
 @pytest.mark.parametrize("told", ["stopped", "failed", ""])
@@ -327,9 +537,8 @@ def test_a_stopped_driver_releases_a_running_batch_only_on_the_listeners_word(
     add(url, queue, 4)
     driver = drive()
     driver.claim(queue, 1, limit=4)
-    driver.plan(queue, 1)
     run = uuid.uuid4().hex
-    BatchJobs(link, queue=queue, group="default", sid=sid, seq=1).began(run)
+    read(link, queue, sid, 1, driver.plan(queue, 1), run)
     if told:
         tell_ended(link, run, failed=told == "failed")
 
@@ -363,9 +572,8 @@ def test_a_batch_that_was_committed_is_not_released(
     add(url, queue, 4)
     driver = drive()
     driver.claim(queue, 1, limit=4)
-    driver.plan(queue, 1)
     run = uuid.uuid4().hex
-    BatchJobs(link, queue=queue, group="default", sid=sid, seq=1).began(run)
+    read(link, queue, sid, 1, driver.plan(queue, 1), run)
     leaving = threading.Thread(target=driver.leave, args=[5])
     leaving.start()
 

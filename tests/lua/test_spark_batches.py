@@ -37,6 +37,16 @@ class Driver(Pending):
     def plan(self, token: int, holder: str = "h") -> Any:
         return self.call("plan_batch", [self.session, self.batch], token, holder)
 
+    def begin(self, token: int, task: str = "t", run: str = "r") -> Any:
+        return self.call("begin_task", [self.session, self.batch], token, run, task)
+
+    def end(self, token: int, task: str = "t") -> Any:
+        return self.call("end_task", [self.batch], token, task)
+
+    def tasks(self, token: int) -> bytes | None:
+        found: bytes | None = self.client.hget(self.batch, f"tasks:{token}")
+        return found
+
     def revalidate(self, token: int, block: int = 1) -> Any:
         keys = [self.session, self.batch, self.keys.stream]
         return self.call("revalidate_batch", keys, token, GROUP, ME, block, 30_000)
@@ -145,6 +155,27 @@ def test_new_jobs_are_taken_up_to_an_entry(q: Driver) -> None:
     assert q.claim(1, upto=ids[1].decode())[0] == 0
 
 
+def test_a_call_ends_when_its_megabyte_is_full_also_with_stale_jobs_and_where_small_ones_come_first(q: Driver) -> None:
+    q.add(*(["x"] * 20 + ["y" * 20_000] * 180))
+    q.take()
+
+    assert q.claim(1, limit=1000) == [110, 110, 20 + 90 * 20_000, 0]
+    q.give("dead", [entry for entry, _, _ in q.pending], idle_ms=31_000)
+    q.client.delete(q.batch)
+    assert q.claim(1, idle=30_000) == [73, 73, 20 + 53 * 20_000, 0]
+
+
+def test_large_entries_before_the_last_one_to_be_taken_are_looked_at_a_few_at_a_time(q: Driver) -> None:
+    ids = q.add(*(["x" * 300_000] * 30))
+    q.add("later")
+    q.take()
+
+    taken = [q.claim(1, upto=ids[-1].decode())[0] for _ in range(4)]
+
+    assert sum(taken) == 30
+    assert max(taken) <= 10
+
+
 def test_stale_jobs_come_with_their_count_and_only_stale_ones(q: Driver) -> None:
     (stale,) = q.taken("dead", "a", idle_ms=31_000, deliveries=2)
     q.taken("alive", "b")
@@ -171,7 +202,7 @@ def test_a_stale_job_whose_record_is_gone_is_not_taken_as_a_job(q: Driver) -> No
 # Running
 
 
-def test_a_run_is_counted_once_per_process(q: Driver) -> None:
+def test_a_run_is_counted_once_per_process_and_only_when_a_task_had_begun_the_one_before(q: Driver) -> None:
     q.take()
     assert q.plan(1) == [0]
     q.add("a")
@@ -179,7 +210,35 @@ def test_a_run_is_counted_once_per_process(q: Driver) -> None:
 
     assert q.plan(1, "x") == [1, 1, 1, 1, b"", 1]
     assert q.plan(1, "x") == [1, 1, 1, 1, b"", 0]
-    assert q.plan(1, "y") == [1, 2, 1, 1, b"", 1]
+    assert q.plan(1, "y") == [1, 1, 1, 1, b"", 1]
+    q.begin(1)
+    assert q.plan(1, "y") == [1, 1, 1, 1, b"", 0]
+    assert q.plan(1, "z") == [1, 2, 1, 1, b"", 1]
+
+
+def test_a_task_is_counted_once_from_its_beginning_to_its_end(q: Driver) -> None:
+    q.add("a")
+    q.take()
+    q.claim(1)
+
+    assert [q.begin(1, "a"), q.begin(1, "a"), q.begin(1, "b")] == [1, 1, 1]
+    assert (q.tasks(1), q.client.hget(q.batch, "run")) == (b"2", b"r")
+    assert [q.end(1, "a"), q.end(1, "a")] == [1, 0]
+    assert q.tasks(1) == b"1"
+
+
+def test_a_task_that_comes_too_late_begins_nothing(q: Driver) -> None:
+    assert q.begin(1) == 0
+    assert q.end(1) == 0
+    assert not q.client.exists(q.batch)
+    q.add("a")
+    q.take("a", ttl_ms=0)
+    q.claim(1)
+    q.take("b")
+    assert q.begin(1) == -1
+    q.release(2)
+    assert q.begin(2) == 0
+    assert q.client.hget(q.batch, "run") is None
 
 
 def test_revalidation_keeps_ours_takes_back_stale_ones_and_strikes_out_the_rest(q: Driver) -> None:
@@ -259,7 +318,7 @@ def test_a_narrowed_session_takes_small_batches_until_as_many_jobs_were_taken(q:
     q.release(1, narrow=3)
     q.settle()
 
-    assert q.claim(1, idle=30_000) == [3, 3, 0, 1]
+    assert q.claim(1, idle=30_000) == [3, 3, 3, 1]
     assert q.seal(1) == 3
     q.client.delete(q.batch)
     assert q.claim(1, idle=30_000)[3] == 1

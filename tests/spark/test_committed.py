@@ -34,9 +34,10 @@ def driver(url: str, queue: str, run: str) -> Iterator[Claims]:
     sid = uuid.uuid4().hex
     claims = Claims(ConnectionOptions(url=url), sid=sid, terms=SettleTerms())
     claims.claim(queue, 1, limit=JOBS)
-    claims.plan(queue, 1)
+    token = claims.plan(queue, 1).token
     link = Link(ConnectionOptions(url=url))
-    BatchJobs(link, queue=queue, group="default", sid=sid, seq=1).began(run)
+    with BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=token).task(run):
+        pass
     link.close()
     yield claims
     claims.close()

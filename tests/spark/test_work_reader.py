@@ -42,8 +42,8 @@ def claimed(url: str, queue: str) -> Iterator[BatchPartition]:
     sid = uuid.uuid4().hex
     claims = Claims(ConnectionOptions(url=url), sid=sid, terms=SettleTerms(ack="settle"))
     assert claims.claim(queue, 1, limit=JOBS) == JOBS
-    sizes = claims.plan(queue, 1).sizes
-    yield BatchPartition(queue, sid, 1, [(block, 0, size) for block, size in enumerate(sizes, 1)])
+    plan = claims.plan(queue, 1)
+    yield BatchPartition(queue, sid, 1, plan.token, [(block, 0, size) for block, size in enumerate(plan.sizes, 1)])
     claims.close()
 
 

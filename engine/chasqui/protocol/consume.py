@@ -11,6 +11,9 @@ from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import number, plain
 from chasqui.protocol.scripts import SCRIPT_ENTRIES, Script, script
 
+FORGET_IDLE_MS = 24 * 3600 * 1000
+"""Names of workers that were idle for so long, and hold nothing, are forgotten."""
+
 Entry = tuple[bytes, Any, int]
 """A stream entry as it was delivered: id, flat list of fields and values, deliveries before this one."""
 

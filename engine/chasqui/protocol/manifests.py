@@ -10,6 +10,7 @@ token. Settling asks for none, because Spark's commit log has decided, and whoev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ KEEP_MS = 7 * 24 * 3_600_000
 ENDED_KEEP_S = 600
 PAGE = 100
 _BLOCKS_AT_ONCE = 8
+_ITEM = re.compile(rb"(?<!\S)(\d{1,20}-\d{1,20})(?::(\d{1,18}))?(?!\S)")
 
 Item = tuple[bytes, int]
 """A job of a manifest: entry id, and how often it was delivered before it was taken."""
@@ -58,6 +60,17 @@ class Plan:
     blocks: int
     state: str
     new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a batch has come: whether it is there, the Spark run whose tasks have begun to read it (empty: none), and
+    how many of that driver's tasks have not ended.
+    """
+
+    there: bool
+    run: str
+    tasks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +134,6 @@ class Place:
     def exists(self, seq: int) -> Flow[bool]:
         return number((yield command("EXISTS", self.manifest(seq), safe=True))) == 1
 
-    def newest(self) -> Flow[str]:
-        """The id of the newest entry that the stream has ever had."""
-        flat = yield command("XINFO", "STREAM", self.keys.stream, safe=True)
-        found = {plain(flat[i]): flat[i + 1] for i in range(0, len(flat) - 1, 2)}
-        return plain(found.get("last-generated-id", b"0-0"))
-
     # Running.
 
     def plan(self, seq: int, token: int, holder: str) -> Flow[Plan | bool | None]:
@@ -171,17 +178,19 @@ class Place:
             found += [text.count(b" ") + 1 if text else 0 for text in texts]
         return found
 
-    def began(self, seq: int, run: str) -> Flow[None]:
-        """Note that tasks of that Spark run have begun to read: from now on it may be committed."""
-        key = self.manifest(seq)
-        # A task that comes too late, when the manifest is settled and gone, must not leave a key for ever.
-        values(
-            (yield Batch((command("HSET", key, "run", run, safe=True), command("PEXPIRE", key, KEEP_MS, safe=True))))
-        )
+    def begin_task(self, seq: int, token: int, run: str, task: str) -> Flow[bool | None]:
+        """Note that a task of that run begins to read. False: there is nothing to read. None: the token is old."""
+        keys = [self.session, self.manifest(seq)]
+        found = number((yield from call_script(script("begin_task"), keys, [token, run, task], safe=True)))
+        return None if found < 0 else found == 1
 
-    def run_of(self, seq: int) -> Flow[str]:
-        """The Spark run whose tasks have begun to read; empty where none has."""
-        return plain((yield command("HGET", self.manifest(seq), "run", safe=True)))
+    def end_task(self, seq: int, token: int, task: str) -> Flow[None]:
+        """Note that nothing of that task is running any more."""
+        yield from call_script(script("end_task"), [self.manifest(seq)], [token, task], safe=True)
+
+    def standing(self, seq: int, token: int) -> Flow[Standing]:
+        count, run, tasks = yield command("HMGET", self.manifest(seq), "count", "run", f"tasks:{token}", safe=True)
+        return Standing(count is not None, plain(run), number(tasks))
 
     # Ending.
 
@@ -236,11 +245,8 @@ class Place:
 
 
 def _items(text: bytes | None) -> list[Item]:
-    items: list[Item] = []
-    for item in (text or b"").split():
-        entry_id, _, before = item.partition(b":")
-        items.append((entry_id, int(before or 0)))
-    return items
+    """What is no job is passed over."""
+    return [(entry_id, int(before or 0)) for entry_id, before in _ITEM.findall(text or b"")]
 
 
 def entries(keys: Keys, runs: Sequence[Sequence[Item]]) -> Flow[list[Entry]]:

@@ -46,34 +46,40 @@ local function later(a, b)
 end
 
 local items, size = {}, 0
+local function add(item, values)
+  items[#items + 1] = item
+  for k = 2, #values, 2 do size = size + #values[k] end
+end
+
 if min_idle_ms > 0 then
   for _, pending in ipairs(call('XPENDING', stream, group, 'IDLE', min_idle_ms, '-', '+', want)) do
     local id, before = pending[1], pending[4]
-    -- A pending entry whose record is gone answers nothing, and is forgotten by the server.
-    if #call('XCLAIM', stream, group, consumer, min_idle_ms, id, 'RETRYCOUNT', before + 1, 'JUSTID') == 1 then
-      items[#items + 1] = id .. ':' .. before
+    local entry = call('XCLAIM', stream, group, consumer, min_idle_ms, id, 'RETRYCOUNT', before + 1)[1]
+    if entry then
+      add(id .. ':' .. before, entry[2])
+    elseif entry == false then
+      call('XACK', stream, group, id) -- its record is gone; servers since 7.0 forget it by themselves
     end
+    if size >= 1048576 then break end
   end
 else
+  local last
   if upto ~= '' and later(field(call('XINFO', 'STREAM', stream), 'last-generated-id'), upto) then
     for _, info in ipairs(call('XINFO', 'GROUPS', stream)) do
-      if field(info, 'name') == group then
-        want = #call('XRANGE', stream, '(' .. field(info, 'last-delivered-id'), upto, 'COUNT', want)
-      end
+      if field(info, 'name') == group then last = field(info, 'last-delivered-id') end
     end
   end
+  -- A few at a time, however small the first ones are: the next may hold a megabyte each.
   local chunk = math.min(want, 10)
   while chunk > 0 do
-    local reply = call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', chunk, 'STREAMS', stream, '>')
+    if last then chunk = #call('XRANGE', stream, '(' .. last, upto, 'COUNT', chunk) end
+    local reply = chunk > 0 and call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', chunk, 'STREAMS', stream, '>')
     if not reply then break end
     local entries = reply[1][2]
-    for i = 1, #entries do
-      items[#items + 1] = entries[i][1]
-      local values = entries[i][2]
-      for k = 2, #values, 2 do size = size + #values[k] end
-    end
+    for i = 1, #entries do add(entries[i][1], entries[i][2]) end
     if #entries < chunk or size >= 1048576 then break end
-    chunk = math.min(want - #items, math.max(1, math.floor((1048576 - size) * #items / math.max(size, 1))))
+    last = last and entries[#entries][1]
+    chunk = math.min(100, want - #items, math.max(1, math.floor((1048576 - size) * #items / math.max(size, 1))))
   end
 end
 if #items > 0 then

@@ -26,7 +26,7 @@ if not held[1] then
   end
 end
 local released = 0
-for id, before in string.gmatch(held[3] or '', '([^: ]+):?(%d*)') do
+for id, before in string.gmatch(held[3] or '', '(%d+%-%d+):?(%d*)') do
   if #call('XPENDING', stream, group, id, id, 1, consumer) == 1 then
     if before == '' then before = '0' end
     call('XCLAIM', stream, group, consumer, 0, id, 'IDLE', idle_ms, 'RETRYCOUNT', before, 'JUSTID')

@@ -17,8 +17,7 @@ if call('HGET', session, 'token') ~= token then return { -1 } end
 local text = call('HGET', batch, 'b' .. block)
 if not text then return { 0, 0 } end
 local kept, dropped, renewed = {}, 0, { 'XCLAIM', stream, group, consumer, 0 }
-for item in string.gmatch(text, '%S+') do
-  local id = string.match(item, '^[^:]+')
+for item, id in string.gmatch(text, '((%d+%-%d+):?%d*)') do
   local pending = call('XPENDING', stream, group, id, id, 1)[1]
   if not pending then
     dropped = dropped + 1

@@ -21,7 +21,7 @@ end
 if not text then return 0 end
 if how ~= 'drop' then
   local ids, before, again = {}, {}, false
-  for id, count in string.gmatch(text, '([^: ]+):?(%d*)') do
+  for id, count in string.gmatch(text, '(%d+%-%d+):?(%d*)') do
     ids[#ids + 1] = id
     before[id] = count == '' and '0' or count
     again = again or count ~= ''
