@@ -4,11 +4,12 @@ A value fits its type or the row is bad; nothing is guessed. Missing keys are nu
 
     BOOLEAN                      bool
     TINYINT ... BIGINT           int within the type's range
-    FLOAT, DOUBLE                float, int
+    FLOAT, DOUBLE                float, int, rounded; not beyond the largest one
     DECIMAL(p,s)                 text, int, float: exactly representable with that scale
     STRING / BINARY              str / bin
     DATE                         text YYYY-MM-DD
-    TIMESTAMP, TIMESTAMP_NTZ     a MessagePack timestamp, ISO text (UTC unless it says otherwise), int (epoch ms)
+    TIMESTAMP, TIMESTAMP_NTZ     a MessagePack timestamp, ISO text (UTC unless it says otherwise), int (epoch ms);
+                                 years 1 to 9999, as Spark has them
     ARRAY, MAP, STRUCT           array, map, map
 
 A page whose values all have plain types goes column by column; one that holds anything else goes value by value. The
@@ -17,6 +18,7 @@ rules are the same, so which way a page took cannot be seen in the result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, DecimalException
@@ -24,6 +26,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -50,10 +53,12 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 _unpack = msgpack.unpackb
 _NONE = type(None)
-_INT64 = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_ZERO = date(1970, 1, 1).toordinal()
 _LONGEST_TEXT = 64
+_AT_ONCE = 1 << 20
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+_FLOAT_TOP = 2.0**128 - 2.0**103  # what is less rounds to a number of 32 bits
 _EXACT = Context(prec=100)
 
 # Types of which Arrow takes Python values as they are, and what these may be.
@@ -96,6 +101,12 @@ class PayloadColumn:
 
     def array(self, payloads: Sequence[bytes | None]) -> tuple[pa.Array, dict[int, str]]:
         """The column, and why rows of it are null; a payload that is None is null without a reason."""
+        # A byte of MessagePack may be a hundred as a value, so that not too many are decoded at once.
+        if len(payloads) > 1 and sum(len(payload) for payload in payloads if payload) > _AT_ONCE:
+            half = len(payloads) // 2
+            first, bad = self.array(payloads[:half])
+            second, more = self.array(payloads[half:])
+            return pa.concat_arrays([first, second]), bad | {half + i: reason for i, reason in more.items()}
         try:
             values = [_unpack(payload, strict_map_key=False) for payload in payloads]
             quick = _quick(self._declared, values)
@@ -155,7 +166,11 @@ def _quick_column(kind: DataType, nullable: bool, column: list[Any]) -> pa.Array
     plain = _PLAIN.get(type(kind))
     try:
         if plain is not None:
-            return pa.array(column, arrow_type(kind)) if types - plain <= {_NONE} else None
+            if not types - plain <= {_NONE}:
+                return None
+            array = pa.array(column, arrow_type(kind))
+            # What is too large for 32 bits has become infinite; what was infinite before may be.
+            return None if isinstance(kind, FloatType) and pc.any(pc.is_inf(array)).as_py() else array
         return pa.array(list(map(_converter(kind), column)), arrow_type(kind))
     except (Misfit, pa.ArrowInvalid, OverflowError):
         return None
@@ -186,23 +201,18 @@ def _converter(kind: DataType) -> Convert:
 def _as_is(kind: DataType) -> Convert:
     allowed = _PLAIN[type(kind)]
     wanted = kind.simpleString().upper()
-    floating = isinstance(kind, FloatType | DoubleType)
+    floating, short = isinstance(kind, FloatType | DoubleType), isinstance(kind, FloatType)
 
     def convert(value: Any) -> Any:
         if value is None:
             return None
         if type(value) not in allowed:
             raise _unfit(wanted, value)
-        return _float(value) if floating else value
+        if short and _FLOAT_TOP <= abs(value) < math.inf:
+            raise Misfit("is a number that FLOAT does not hold")
+        return float(value) if floating else value
 
     return convert
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise Misfit("is a number that no float holds") from None
 
 
 def _integer(wanted: str, bits: int) -> Convert:
@@ -269,12 +279,12 @@ def _timestamp(value: Any) -> Any:
         raise Misfit("is no time; TIMESTAMP expects ISO text such as 2026-11-18T10:00:00Z") from None
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     since = aware - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return _within((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
 
 
 def _within(us: int) -> int:
-    if not -_INT64 <= us <= _INT64:
-        raise Misfit("is a time that TIMESTAMP does not hold")
+    if not _FIRST_US <= us <= _LAST_US:
+        raise Misfit("is a time that TIMESTAMP does not hold: years are 1 to 9999")
     return us
 
 

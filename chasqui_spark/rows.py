@@ -20,7 +20,7 @@ Dropped: TypeAlias = list[tuple[str, str]]
 
 INT64 = 2**63 - 1
 _TIME = pa.timestamp("us", tz="UTC")
-_LAST_MS = INT64 // 1000
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999, as Spark and Python have them
 _MS_DIGITS = 13  # of the millisecond part of ids made from 2001 to 2286
 
 
@@ -195,9 +195,15 @@ def id_times(ids: pa.Array) -> pa.Array:
 def times(values: Sequence[int | None]) -> pa.Array:
     """Epoch milliseconds as timestamps; null where a timestamp does not reach so far."""
     try:
-        return _from_ms(pa.array(values, pa.int64()))
+        found = pa.array(values, pa.int64())
+        ends = pc.min_max(found).as_py()
+        if ends["min"] is None or _FIRST_MS <= ends["min"] <= ends["max"] <= _LAST_MS:
+            return _from_ms(found)
     except (OverflowError, pa.ArrowInvalid):
-        return _from_ms(pa.array([ms if ms is not None and abs(ms) <= _LAST_MS else None for ms in values], pa.int64()))
+        pass
+    return _from_ms(
+        pa.array([ms if ms is not None and _FIRST_MS <= ms <= _LAST_MS else None for ms in values], pa.int64())
+    )
 
 
 def _from_ms(ms: pa.Array) -> pa.Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -30,6 +32,8 @@ FITS = [
     ("int", -(2**31), -(2**31)),
     ("bigint", 2**63 - 1, 2**63 - 1),
     ("float", 0.5, 0.5),
+    ("float", 2**24 + 1, 2.0**24),
+    ("float", float("-inf"), float("-inf")),
     ("double", 1.5, 1.5),
     ("double", 3, 3.0),
     ("double", 2**60 + 1, float(2**60 + 1)),
@@ -74,7 +78,10 @@ MISFITS = [
     ("int", 1.0, "payload.v is a float, INT does not hold it"),
     ("int", "1", "payload.v is text, INT does not hold it"),
     ("bigint", 2**63, "payload.v is a number that BIGINT does not hold"),
+    ("float", 1e300, "payload.v is a number that FLOAT does not hold"),
+    ("float", -3.5e38, "payload.v is a number that FLOAT does not hold"),
     ("double", "x", "payload.v is text, DOUBLE does not hold it"),
+    ("decimal(5,2)", float("nan"), "payload.v is no number that DECIMAL(5,2) holds"),
     ("string", 1, "payload.v is a whole number, STRING does not hold it"),
     ("string", b"x", "payload.v is binary, STRING does not hold it"),
     ("binary", "x", "payload.v is text, BINARY does not hold it"),
@@ -85,7 +92,9 @@ MISFITS = [
     ("decimal(5,2)", "x", "payload.v is no number that DECIMAL(5,2) holds"),
     ("date", "18.11.2026", "payload.v is no date; DATE expects YYYY-MM-DD"),
     ("timestamp", "noon", "payload.v is no time; TIMESTAMP expects ISO text such as 2026-11-18T10:00:00Z"),
-    ("timestamp", 2**63 - 1, "payload.v is a time that TIMESTAMP does not hold"),
+    ("timestamp", 2**63 - 1, "payload.v is a time that TIMESTAMP does not hold: years are 1 to 9999"),
+    ("timestamp", 253402300800000, "payload.v is a time that TIMESTAMP does not hold: years are 1 to 9999"),
+    ("timestamp", "0001-01-01T00:00:00+01:00", "payload.v is a time that TIMESTAMP does not hold: years are 1 to 9999"),
     ("array<int>", [1, "x"], "payload.v[1] is text, INT does not hold it"),
     ("array<int>", {}, "payload.v is a map, ARRAY does not hold it"),
     ("map<string, int>", {"a": "x"}, "payload.v['a'] is text, INT does not hold it"),
@@ -133,6 +142,45 @@ def test_a_page_of_plain_values_becomes_arrays_of_the_declared_types() -> None:
     assert bad == {}
     assert array.type == pa.struct([("n", pa.int32()), ("t", pa.string())])
     assert array.field("n").to_pylist() == [0, 1, 2]
+
+
+def test_large_payloads_are_decoded_some_at_a_time() -> None:
+    """Half a megabyte of empty maps is fifty in memory."""
+    bomb = b"\x82\xa1n\x01\xa1x\xdd" + (1 << 19).to_bytes(4, "big") + b"\x80" * (1 << 19)
+    column = PayloadColumn(columns_of("payloadSchema", "n int"))
+    bomb_in_row_5 = [bomb] * 5 + [b"\xc1"] + [bomb] * 5
+
+    tracemalloc.start()
+    array, bad = column.array(bomb_in_row_5)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert array.to_pylist() == [{"n": 1}] * 5 + [None] + [{"n": 1}] * 5
+    assert list(bad) == [5]
+    assert peak < 160 << 20
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(b"\x91" * (1 << 20), id="deep"),
+        pytest.param(b"\xdd\x00\x0f\xff\xff" * 510 + b"\xc0" * (1 << 20), id="long arrays inside each other"),
+        pytest.param(b"\xdd\xff\xff\xff\xff" + b"\x01" * 10, id="four billion elements"),
+        pytest.param(b"\xdf\xff\xff\xff\xff" + b"\x01" * 10, id="four billion keys"),
+        pytest.param(b"\xdb\xff\xff\xff\xff" + b"x" * 10, id="four gigabytes of text"),
+        pytest.param(b"\xc9\xff\xff\xff\xff\x05" + b"x" * 10, id="four gigabytes of an extension"),
+        pytest.param(b"\x81\xa1n\xd5\xff\x00\x00", id="a timestamp of two bytes"),
+        pytest.param(b"\x81\x91\x01\x01", id="an array as a key"),
+    ],
+)
+def test_hostile_bytes_are_a_bad_row_in_bounded_time(payload: bytes) -> None:
+    begin = time.monotonic()
+
+    rows, bad = read("n int", payload, {"n": 2})
+
+    assert rows == [None, {"n": 2}]
+    assert bad[0].startswith("payload is not MessagePack")
+    assert time.monotonic() - begin < 10
 
 
 def test_a_payload_that_is_not_there_is_null_without_a_reason() -> None:
