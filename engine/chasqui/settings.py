@@ -19,12 +19,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chasqui.errors import ConfigError, OptionError
-from chasqui.options import ConnectionOptions, Source, build_from, described, from_environment, plain_default, spell
+from chasqui.options import (
+    ConnectionOptions,
+    ConsumerOptions,
+    ProducerOptions,
+    PromoterOptions,
+    SchedulerOptions,
+    Source,
+    build_from,
+    described,
+    from_environment,
+    plain_default,
+    spell,
+)
 
 Options = TypeVar("Options")
 
 # Every role that reads a table of the file; the last ones are the Spark connector's.
 TABLES = ("producer", "consumer", "promoter", "scheduler", "source", "sink")
+_ROLES = (ProducerOptions, ConsumerOptions, PromoterOptions, SchedulerOptions)
+# Options of the Spark connector that would pass for a slip of the engine's.
+_CONNECTORS = ("queues", "consumer")
 MAX_FILE_BYTES = 1 << 20
 
 
@@ -55,7 +70,9 @@ def collect(
     """The options of a role: flag, else environment, else its table of the file, else the file's top level."""
     names = {name for name, *_ in described(cls)}
     given = vars(flags) if isinstance(flags, argparse.Namespace) else flags
-    env = from_environment(cls, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    _refuse_slips(cls, environ)
+    env = from_environment(cls, environ)
     sources = [
         Source("cli", {n: v for n, v in given.items() if n in names and v is not None}),
         Source("env", env, " in the environment"),
@@ -68,8 +85,29 @@ def collect(
     return build_from(cls, sources)
 
 
+def _refuse_slips(cls: type[Any], environ: Mapping[str, str]) -> None:
+    """A variable that is empty, or that nobody reads though its name is nearly one that somebody does."""
+    known = {name for role in (cls, *_ROLES) for name, *_ in described(role)} | {"config"}
+    filled = {name for name, _, _, default in described(cls) if default != ""}
+    for variable, value in environ.items():
+        name = variable.removeprefix("CHASQUI_").lower()
+        if variable != spell(name, "env"):
+            continue
+        if name in filled and not value.strip():
+            raise OptionError(f"{variable} is empty in the environment: give it a value, or unset it")
+        if name in known or name in _CONNECTORS:
+            continue
+        if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+            raise OptionError(
+                f"{variable} in the environment is read by nobody; did you mean {spell(near[0], 'env')}? "
+                "Unset the one that is wrong"
+            )
+
+
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The TOML file, with names that nobody would read refused: a misspelled one must not go unnoticed."""
+    if not os.fspath(path):
+        raise ConfigError("--config and CHASQUI_CONFIG expect the name of a TOML file, got ''; leave it out for none")
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

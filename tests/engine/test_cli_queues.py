@@ -99,6 +99,17 @@ def test_added_job_is_run_and_its_result_shown(ctl: Ctl, url: str, queue: str) -
     assert said == {"queue": queue, "results": {"i": {"got": {"a": [1, "ü"]}, "name": "n"}}}
 
 
+def test_a_long_result_is_cut_and_said_to_be(ctl: Ctl, url: str, queue: str) -> None:
+    ctl("add", queue, "1", "--id", "i")
+    with working(url, queue, lambda job: "x" * 100_000, store_results=True):
+        whole = ctl.json("results", queue, "i", "--wait", "10s")
+    said = ctl("results", queue, "i")
+
+    assert len(said.out) < 1000
+    assert said.err == "results are cut at 400 characters; --json has all of them\n"
+    assert whole["results"]["i"] == "x" * 100_000
+
+
 def test_result_that_is_not_there_ends_with_one(ctl: Ctl, queue: str) -> None:
     assert ctl("results", queue, "nowhere").code == 1
 
@@ -137,6 +148,8 @@ def test_retry_rules_travel_with_the_job(ctl: Ctl, url: str, queue: str) -> None
     [
         (["add", "q"], "one PAYLOAD, or --lines"),
         (["add", "q", "{a"], "PAYLOAD is not JSON"),
+        (["add", "q", "NaN"], "JSON has no NaN"),
+        (["inspect", "q", "--config", ""], "--config and CHASQUI_CONFIG expect"),
         (["add", "q", "1", "--delay", "soon"], "--delay expects milliseconds"),
         (["add", "q", "1", "--delay", "1s", "--at", "2030-01-01"], "exclude each other"),
         (["add", "q", "1", "--backoff", "fixed"], "go together"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chasqui.cli.program import EPILOG, parser
+from chasqui.cli.program import EPILOG, main, parser
 
 
 def commands(
@@ -71,3 +71,32 @@ def test_help_can_be_shown(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 
     assert stop.value.code == 0
     assert "examples:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["inspct", "q"], ["usage: chasquictl [options] COMMAND ...", "did you mean inspect?"]),
+        (["dlq", "peak", "q"], ["usage: chasquictl dlq [options] COMMAND ...", "did you mean peek?"]),
+        (["inspect", "q", "--jsn"], ["unknown argument '--jsn'; did you mean --json?"]),
+        (["inspect", "q", "r"], ["unknown argument 'r'"]),
+        (["inspect"], ["usage: chasquictl inspect [options] QUEUE", "QUEUE"]),
+        (["repeatable", "upsert", "q", "n"], ["(--cron EXPRESSION | --every TIME)"]),
+    ],
+)
+def test_a_slip_in_the_arguments_is_told_in_two_lines_and_what_was_meant(
+    args: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+
+    err = capsys.readouterr().err
+    assert all(words in err for words in said), err
+    assert len(err.splitlines()) <= 4
+
+
+def test_debug_may_stand_before_and_after_the_command() -> None:
+    assert [parser().parse_args(a.split()).debug for a in ("inspect q", "--debug inspect q", "inspect q --debug")] == [
+        False,
+        True,
+        True,
+    ]

@@ -6,12 +6,14 @@ import argparse
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chasqui.errors import ConfigError, OptionError
-from chasqui.options import ConsumerOptions, ProducerOptions, PromoterOptions, SchedulerOptions, described
+from chasqui.options import ConsumerOptions, ProducerOptions, PromoterOptions, SchedulerOptions, described, spell
 from chasqui.settings import TABLES, add_arguments, collect, read_file
+from chasqui_spark.options import ReplayOptions, SettleOptions, SinkOptions, SourceOptions
 from docs import generate
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -62,6 +64,34 @@ def test_mistake_is_named_as_it_was_written(
 ) -> None:
     with pytest.raises(OptionError, match=words):
         collect(ConsumerOptions, given, table="consumer", file=file, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"CHASQUI_BACH": "3"}, "CHASQUI_BACH in the environment is read by nobody; did you mean CHASQUI_BATCH?"),
+        ({"CHASQUI_CONFG": "f"}, "did you mean CHASQUI_CONFIG?"),
+        ({"CHASQUI_URL": ""}, "CHASQUI_URL is empty in the environment: give it a value, or unset it"),
+        ({"CHASQUI_BATCH": " "}, "CHASQUI_BATCH is empty"),
+    ],
+)
+def test_variable_that_is_a_slip_is_refused(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(words)):
+        collect(ConsumerOptions, {}, environ=environ)
+
+
+@pytest.mark.parametrize("cls", [ProducerOptions, ConsumerOptions, SourceOptions, SinkOptions, ReplayOptions])
+def test_variables_of_other_roles_and_of_others_are_let_through(cls: type[Any]) -> None:
+    roles = (ProducerOptions, ConsumerOptions, PromoterOptions, SchedulerOptions)
+    others = {
+        name
+        for role in (*roles, SourceOptions, SinkOptions, SettleOptions, ReplayOptions)
+        for name, *_ in described(role)
+    }
+    mine = {name for name, *_ in described(cls)}
+    environ = {spell(name, "env"): "x" for name in others - mine}
+
+    collect(cls, {"queue": "q"}, environ=environ | {"CHASQUI_CONSUMER_ID": "", "CHASQUI_TEST_SERVERS": "", "PATH": ""})
 
 
 @pytest.mark.parametrize(

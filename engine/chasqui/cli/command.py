@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from chasqui.cli.screen import Screen
 from chasqui.errors import ConfigError
@@ -75,7 +76,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Declare a command. Without ``run`` it is a group of commands."""
     lines = [f"  {line.strip()}" for line in examples.strip().splitlines()]
-    parser: argparse.ArgumentParser = parsers.add_parser(
+    parser: Parser = parsers.add_parser(
         name,
         help=help,
         description=f"{help[0].upper()}{help[1:]}.{' ' if about else ''}{about}",
@@ -85,9 +86,10 @@ def add_command(
     )
     if run is None:
         return parser
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     if queue:
         parser.add_argument("queue", metavar="QUEUE", help="the queue's name")
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="write JSON instead of text")
     group = parser.add_argument_group(
         "options of the connection and the role",
@@ -98,8 +100,36 @@ def add_command(
     return parser
 
 
+class Parser(argparse.ArgumentParser):
+    """Says of a word that it does not know which one was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        words = [str(choice) for action in self._actions for choice in action.choices or ()]
+        given = re.search("invalid choice: '(.*?)'", message)
+        super().error(message + _nearest(given[1], words) if given else message)
+
+    def refuse(self, word: str) -> NoReturn:
+        """End because of an argument that is none of this command's."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        self.error(f"unknown argument {word!r:.80}{_nearest(word.partition('=')[0], flags)}")
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps examples as they stand; wraps everything else."""
+    """Keeps examples as they stand; wraps everything else. The line of usage has what must be given; the list below it
+    has the options, of which there are many.
+    """
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        either = [group for group in groups if group.required]
+        needed = [action for group in either for action in group._group_actions]
+        needed += [argparse.Action([], "options", nargs="?", metavar="options")]
+        needed += [action for action in actions if action.required or not action.option_strings]
+        super().add_usage(usage, needed, either, prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith("examples:"):

@@ -23,7 +23,7 @@ _WIDE = 140
 
 def declare(commands: Subparsers) -> None:
     group = add_command(commands, "dlq", None, help="dead letters: peek, filter, replay, purge")
-    dlq = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    dlq = group.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=group.prog)
     parser = add_command(
         dlq,
         "peek",

@@ -10,7 +10,7 @@ from chasqui.cli.shown import age, count, many, moment, payload
 
 def declare(commands: Subparsers) -> None:
     group = add_command(commands, "delayed", None, help="delayed jobs: list, cancel, promote")
-    delayed = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    delayed = group.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=group.prog)
     parser = add_command(
         delayed,
         "list",

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
 from chasqui.cli.shown import many, payload
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 # Jobs sent in one call when they come from a file.
 CHUNK = 10_000
+_SHOWN = 400
 
 
 def declare(commands: Subparsers) -> None:
@@ -172,9 +173,13 @@ def _value(given: str, *, text: bool, where: str) -> Any:
     if text:
         return given
     try:
-        return json.loads(given)
+        return json.loads(given, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({error}); quote it for the shell, or give --text") from None
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"JSON has no {word}")
 
 
 def _when(delay: str | None, at: str | None) -> tuple[int | None, int | None]:
@@ -215,7 +220,9 @@ def results(call: Call) -> int:
         call.screen.document({"queue": call.args.queue, "results": dict(zip(call.args.ids, found, strict=True))})
     else:
         rows = [
-            (i, "-" if value is None else payload(value, 400)) for i, value in zip(call.args.ids, found, strict=True)
+            (i, "-" if value is None else payload(value, _SHOWN)) for i, value in zip(call.args.ids, found, strict=True)
         ]
         call.screen.table(("job", "result"), rows, folded=("result",))
+        if any(shown.endswith("…") for _, shown in rows):
+            call.screen.say(f"results are cut at {_SHOWN} characters; --json has all of them")
     return Exit.NO if None in found else Exit.OK

@@ -25,7 +25,7 @@ from chasqui.cli import (
     watch,
     work,
 )
-from chasqui.cli.command import Call, Exit, Formatter
+from chasqui.cli.command import Call, Exit, Formatter, Parser
 from chasqui.cli.screen import OutputLost, Screen, drop_output, prepare_streams
 from chasqui.cli.shown import printable
 from chasqui.errors import (
@@ -62,7 +62,7 @@ COMMANDS = (inspect, watch, jobs, work, dead_letters, delayed, repeatable, event
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their arguments."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="chasquictl",
         description="Look at job queues, repair them, and work on them.",
         epilog=EPILOG,
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"chasquictl {__version__}")
     top.add_argument("--debug", action="store_true", help="log what happens, and show tracebacks")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=top.prog)
     for module in COMMANDS:
         module.declare(commands)
     return top
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug, screen = args.debug, Screen(as_json=args.json)
         _set_up_logs(debug)
         path = os.environ.get("CHASQUI_CONFIG") if args.config is None else args.config
-        call = Call(args, screen, read_file(path) if path else None)
+        call = Call(args, screen, None if path is None else read_file(path))
         return int(args.run(call))
     except KeyboardInterrupt:
         # A second one, while the program ends, ends it without a word.
@@ -120,7 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace | int:
     """The arguments, or how to end: argparse has said what is wrong, or has shown the help."""
     try:
-        return parser().parse_args(argv)
+        args, unknown = parser().parse_known_args(argv)
+        if unknown:
+            args.parser.refuse(unknown[0])
+        return args
     except SystemExit as stop:
         sys.stdout.flush()  # here, where a reader that has gone is noticed and is no failure
         return int(stop.code or 0)

@@ -13,7 +13,7 @@ from chasqui.repeat import MissedFires, RepeatableMeta, RepeatableSpec, RepeatPa
 
 def declare(commands: Subparsers) -> None:
     group = add_command(commands, "repeatable", None, help="repeatable jobs: list, upsert, remove")
-    repeatable = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    repeatable = group.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=group.prog)
     parser = add_command(
         repeatable,
         "list",

@@ -24,7 +24,8 @@ _LATEST_MS = 253_402_300_799_999  # the last moment of the year 9999, which is a
 
 def printable(text: Any, limit: int | None = None) -> str:
     """On one line, without control characters; cut with an ellipsis."""
-    out = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    whole = str(text) if limit is None else str(text)[: limit + 1]
+    out = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in whole)
     return out if limit is None or len(out) <= limit else out[: max(0, limit - 1)] + "…"
 
 

@@ -19,7 +19,7 @@ _STAGE = re.compile(rb"\{chasqui:([^{}]+)\}:stage:.+", re.DOTALL)
 
 def declare(commands: Subparsers) -> None:
     group = add_command(commands, "txn", None, help="exactly-once writes: list, show, stages, reset")
-    txn = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    txn = group.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=group.prog)
     add_command(
         txn,
         "list",

@@ -91,7 +91,7 @@ def _looks(call: Call, producer: Producer) -> Iterator[tuple[Overview, Rates]]:
             return
         # By the clock and not by adding up: a slow look must not make all later ones late.
         due = max(due + call.args.interval_ms / 1000, time.monotonic())
-        time.sleep(max(0.0, due - time.monotonic()))
+        time.sleep(min(86_400.0, max(0.0, due - time.monotonic())))
 
 
 def _as_json(seen: Overview, rate: Rates) -> dict[str, Any]:
