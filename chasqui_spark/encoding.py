@@ -102,7 +102,7 @@ class Encoder:
             raise ConfigError("column delay_ms and column run_at exclude each other: drop one")
         for name in self._columns:
             if not (name == "payload" and self._raw):
-                _check_packable(name, kinds[name])
+                check_packable(name, kinds[name])
         self._run_at_micros = isinstance(kinds.get("run_at"), t.TimestampType | t.TimestampNTZType)
         self._name = name_bytes(options.name or "")
         backoff = None
@@ -356,19 +356,20 @@ def _check_retry(kind: t.DataType) -> None:
     raise ConfigError(f"column retry expects {words}, any field left out, got {kind.simpleString()}")
 
 
-def _check_packable(path: str, kind: t.DataType) -> None:
+def check_packable(path: str, kind: t.DataType) -> None:
+    """Refuse a type that MessagePack has no form for; the error names where it is."""
     if isinstance(kind, t.StructType):
         for field in kind:
-            _check_packable(f"{path}.{field.name}", field.dataType)
+            check_packable(f"{path}.{field.name}", field.dataType)
     elif isinstance(kind, t.ArrayType):
-        _check_packable(f"{path}[]", kind.elementType)
+        check_packable(f"{path}[]", kind.elementType)
     elif isinstance(kind, t.MapType):
         if isinstance(kind.keyType, (t.StructType, t.ArrayType, t.MapType)):
             raise ConfigError(
                 f"column {path} has keys of type {kind.keyType.simpleString()}, which a map cannot have there"
             )
-        _check_packable(f"{path} (keys)", kind.keyType)
-        _check_packable(f"{path} (values)", kind.valueType)
+        check_packable(f"{path} (keys)", kind.keyType)
+        check_packable(f"{path} (values)", kind.valueType)
     elif not isinstance(kind, (*_PACKABLE, *_TIME)):
         raise ConfigError(
             f"column {path} has type {kind.simpleString()}, which a payload cannot hold: cast it to string or a number"

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import BinaryType, NullType, StringType, StructType
 
-from chasqui import ConfigError, OptionError, PayloadError
-from chasqui.bridge import Pace, PayloadCodec, Repaired, Replays, checked_queue
+from chasqui import ConfigError, OptionError
+from chasqui.bridge import Pace, Repaired, Replays, name_bytes
+from chasqui_spark.encoding import check_packable
+from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of
 from chasqui_spark.links import link_of
 from chasqui_spark.options import ReplayOptions
 
@@ -79,27 +80,21 @@ def check_columns(options: ReplayOptions, schema: StructType) -> None:
             f"other columns are those of the view dlq"
         )
     for name in ("queue", "entry_id", "name"):
-        if name in kinds and not isinstance(kinds[name], StringType):
+        if name in kinds and not isinstance(kinds[name], StringType) and (name, kinds[name]) != ("name", NullType()):
             raise OptionError(f"column {name} expects string, got {kinds[name].simpleString()}")
+    if not isinstance(kinds.get("payload", BinaryType()), BinaryType):
+        check_packable("payload", kinds["payload"])
 
 
 def by_queue(batch: pa.RecordBatch, options: ReplayOptions) -> dict[str, list[Repaired]]:
     """The rows as letters to be put back, by queue."""
-    rows: dict[str, list[Any]] = {
-        name: batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
-        for name in ("queue", "entry_id", "payload", "name")
-    }
-    codec = PayloadCodec()
+    entries = entry_ids(batch)
+    columns = (entries, packed(batch, "payload", entries), cells(batch, "queue"), cells(batch, "name"))
     found: dict[str, list[Repaired]] = {}
-    for queue, entry_id, payload, name in zip(*rows.values(), strict=True):
-        if not isinstance(entry_id, str) or not entry_id.replace("-", "", 1).isdecimal():
-            raise ConfigError(f"column entry_id expects that of a dead letter that was read, got {entry_id!r:.80}")
+    for entry, payload, queue, name in zip(*columns, strict=True):
         try:
-            packed = payload if payload is None or isinstance(payload, bytes) else codec.pack(payload)
-        except PayloadError as error:
-            raise ConfigError(f"column payload of dead letter {entry_id}: {error.message}") from None
-        of = options.queue or queue
-        if of is None:
-            raise ConfigError(f"column queue is null for dead letter {entry_id}: give the queue there, or as an option")
-        found.setdefault(checked_queue(of), []).append(Repaired(entry_id, packed, name))
+            name_bytes(name or "")
+        except ConfigError as error:
+            raise ConfigError(f"column name of entry {entry}: {error.message}") from None
+        found.setdefault(queue_of(options.queue, queue, entry), []).append(Repaired(entry, payload, name))
     return found

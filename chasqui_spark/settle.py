@@ -6,8 +6,9 @@ which does nothing; so there is nothing to commit and nothing to abort.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+import logging
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -17,15 +18,29 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import DataType, IntegerType, LongType, ShortType, StringType, StructType
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    NullType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
-from chasqui import ConfigError, OptionError, PayloadError
-from chasqui.bridge import FAIL, OK, RETRY, Outcome, Outcomes, PayloadCodec, Settled, checked_queue
+from chasqui import ConfigError, OptionError
+from chasqui.bridge import FAIL, MAX_ERROR_BYTES, OK, RETRY, Outcome, Outcomes, Settled
+from chasqui_spark.encoding import check_packable
+from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of
 from chasqui_spark.links import link_of
 from chasqui_spark.options import SettleOptions
+from chasqui_spark.worker_logs import show_logs
+
+log = logging.getLogger("chasqui.spark.settle")
 
 OUTCOMES = (OK, RETRY, FAIL)
-_WHOLE: tuple[type[DataType], ...] = (LongType, IntegerType, ShortType)
+_WHOLE: tuple[type[DataType], ...] = (LongType, IntegerType, ShortType, ByteType)
 _COLUMNS: dict[str, tuple[type[DataType], ...] | None] = {
     "queue": (StringType,),
     "entry_id": (StringType,),
@@ -60,6 +75,15 @@ class _Core:
                 total += Outcomes(link_of(options), queue, options).settle(told)
         return SettledMessage(total)
 
+    def tell(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Log what became of the batch, for whoever looks for jobs."""
+        show_logs()
+        total = sum((one.settled for one in messages if isinstance(one, SettledMessage)), Settled())
+        log.info(
+            "outcomes: %d done, %d to be retried, %d dead letters; %d were settled before, or are others' jobs by now",
+            *(total.done, total.retried, total.dead, total.gone),
+        )
+
 
 class SettledMessage(WriterCommitMessage):
     """What one task has settled."""
@@ -75,6 +99,10 @@ class OutcomeSink(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._core.write(iterator)
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Everything is settled already."""
+        self._core.tell(messages)
+
 
 class OutcomeStreamSink(DataSourceStreamArrowWriter):
     def __init__(self, options: SettleOptions, schema: StructType) -> None:
@@ -85,6 +113,7 @@ class OutcomeStreamSink(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Everything is settled already."""
+        self._core.tell(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What is settled stays settled: its run is over, whatever became of the batch."""
@@ -94,41 +123,37 @@ def check_columns(options: SettleOptions, schema: StructType) -> None:
     """Refuse columns that are missing, unknown or of another type, before anything is settled."""
     kinds = {field.name: field.dataType for field in schema}
     needed = {"entry_id", "outcome"} if options.queue is not None else {"queue", "entry_id", "outcome"}
+    doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if doubled:
+        raise OptionError(f"column {', '.join(doubled)} stands twice in the outcomes: rename or drop one")
     for name in sorted(needed - kinds.keys()):
         raise OptionError(f"outcomes need a column {name}; got {', '.join(kinds) or 'none'}")
     for name, kind in kinds.items():
         if name not in _COLUMNS:
             raise OptionError(f"unknown column {name!r:.80} in outcomes; known: {', '.join(_COLUMNS)}")
         wanted = _COLUMNS[name]
-        if wanted is not None and not isinstance(kind, wanted):
+        if wanted is None:
+            if options.store_results:
+                check_packable(name, kind)
+        elif not isinstance(kind, wanted) and not (name not in needed and isinstance(kind, NullType)):
             expected = "a whole number" if wanted is _WHOLE else wanted[0].__name__.removesuffix("Type").lower()
             raise OptionError(f"column {name} expects {expected}, got {kind.simpleString()}")
 
 
 def by_queue(batch: pa.RecordBatch, options: SettleOptions) -> dict[str, list[Outcome]]:
-    """The rows as outcomes, by queue; ``ConfigError`` for a row that says nothing that can be done."""
-    count = batch.num_rows
-    columns: dict[str, list[Any]] = {
-        name: batch.column(name).to_pylist() if name in batch.schema.names else [None] * count for name in _COLUMNS
-    }
-    codec = PayloadCodec()
-    found: dict[str, list[Outcome]] = {}
-    for queue, entry_id, outcome, result, error, delay_ms in zip(*columns.values(), strict=True):
+    """The rows as outcomes, by queue; of several rows of one job the first. ``ConfigError`` names a row that says
+    nothing that can be done.
+    """
+    entries = entry_ids(batch)
+    rest = [cells(batch, name) for name in ("queue", "outcome", "error", "delay_ms")]
+    results = packed(batch, "result", entries) if options.store_results else [None] * len(entries)
+    found: dict[str, dict[str, Outcome]] = {}
+    for entry, result, queue, outcome, error, delay_ms in zip(entries, results, *rest, strict=True):
         if outcome not in OUTCOMES:
-            raise ConfigError(f"column outcome expects one of {', '.join(OUTCOMES)}; got {outcome!r:.80}")
-        if not isinstance(entry_id, str) or not entry_id.replace("-", "", 1).isdecimal():
-            raise ConfigError(f"column entry_id expects the entry_id of a job that was read, got {entry_id!r:.80}")
-        packed = None
-        if result is not None and options.store_results:
-            try:
-                packed = result if isinstance(result, bytes) else codec.pack(result)
-            except PayloadError as unfit:
-                raise ConfigError(f"column result of entry {entry_id}: {unfit.message}") from None
-        name = options.queue or queue
-        if name is None:
-            raise ConfigError(f"column queue is null for entry {entry_id}: give the queue there, or as an option")
-        if name not in found:
-            found[checked_queue(name)] = []
-        told = Outcome(entry_id.encode(), outcome, packed, error or "", delay_ms=delay_ms)
-        found[name].append(told)
-    return found
+            raise ConfigError(
+                f"column outcome of entry {entry} expects one of {', '.join(OUTCOMES)}; got {outcome!r:.80}"
+            )
+        text = (error or "").encode(errors="replace")[:MAX_ERROR_BYTES].decode(errors="ignore")
+        told = Outcome(entry.encode(), outcome, result, text, delay_ms=delay_ms)
+        found.setdefault(queue_of(options.queue, queue, entry), {}).setdefault(entry, told)
+    return {queue: list(outcomes.values()) for queue, outcomes in found.items()}

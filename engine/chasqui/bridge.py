@@ -13,7 +13,7 @@ from chasqui.batch_jobs import BatchJobs, Piece
 from chasqui.claims import Claims, Planned, SettleTerms, tell_ended
 from chasqui.claims import settle as settle_batch
 from chasqui.direct import DirectWriter
-from chasqui.handlers import BatchHandler, describe, is_async, is_unrecoverable, reason_of
+from chasqui.handlers import MAX_ERROR_BYTES, BatchHandler, describe, is_async, is_unrecoverable, reason_of
 from chasqui.handlers import outcomes as batch_outcomes
 from chasqui.ids import new_ids
 from chasqui.intake import Limits, classify
@@ -51,6 +51,7 @@ from chasqui.verdicts import asked_ms
 
 __all__ = [
     "FAIL",
+    "MAX_ERROR_BYTES",
     "OK",
     "RETRY",
     "Address",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chasqui.errors import ConfigError, DecodeError, QueueFull
+from chasqui.errors import ConfigError, DecodeError, PayloadError, QueueFull
 from chasqui.outcomes import slices
 from chasqui.payload import too_large
 from chasqui.protocol.codec import decode_envelope, encode_envelope
@@ -89,7 +89,8 @@ class Replays:
             envelope = replace(envelope, payload=letter.payload, inline=False)
         data = encode_envelope(envelope)
         if len(data) > self._most_bytes:
-            raise too_large(len(data), self._most_bytes)
+            too_much = too_large(len(data), self._most_bytes)
+            raise PayloadError(f"dead letter {letter.entry_id} of queue {self._keys.queue!r}: {too_much.message}")
         return data, flat.get(b"n", b"") if letter.name is None else name_bytes(letter.name)
 
     def _wait_for_turn(self, count: int) -> None:
