@@ -226,6 +226,10 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 outcomes.bury(letters, jobs.consumer, options.group)
             if batch.num_rows:
                 yield batch
+        if jobs.vanished:
+            log.warning(
+                "queue %r: %d jobs of batch %d are gone: settled before, or deleted", queue, jobs.vanished, jobs.seq
+            )
         freeze_once()
 
     # --- The driver's process ---

@@ -28,8 +28,11 @@ class BatchJobs:
     """One batch of a checkpoint, as the driver with that token has planned it."""
 
     def __init__(self, link: Link, *, queue: str, group: str, sid: str, seq: int, token: int) -> None:
-        self._link, self._seq, self._token = link, seq, token
+        self.seq = seq
+        self._link, self._token = link, token
         self._place = Place(Keys(queue), group, sid)
+        self.vanished = 0
+        """Jobs that were to be read, and have no record any more."""
 
     @property
     def queue(self) -> str:
@@ -46,10 +49,10 @@ class BatchJobs:
         give them back. False: the batch is settled or was given back, and nothing is to be read from it.
         """
         task = uuid.uuid4().hex
-        begun = self._link.run(self._place.begin_task(self._seq, self._token, run, task))
+        begun = self._link.run(self._place.begin_task(self.seq, self._token, run, task))
         if begun is None:
             raise CheckpointInUse(
-                f"another driver has batch {self._seq} of queue {self.queue!r} by now: this task was "
+                f"another driver has batch {self.seq} of queue {self.queue!r} by now: this task was "
                 f"planned by one that was replaced"
             )
         try:
@@ -57,7 +60,7 @@ class BatchJobs:
         finally:
             if begun:
                 try:
-                    self._link.run(self._place.end_task(self._seq, self._token, task))
+                    self._link.run(self._place.end_task(self.seq, self._token, task))
                 except ChasquiError as error:
                     log.info("the end of a task was not noted, its jobs will not be given back: %s", error.message)
 
@@ -68,11 +71,12 @@ class BatchJobs:
         count = FIRST_PAGE
         for start in range(0, len(pieces), _BLOCKS_AT_ONCE):
             some = pieces[start : start + _BLOCKS_AT_ONCE]
-            blocks = self._link.run(self._place.items(self._seq, [block for block, _, _ in some]))
+            blocks = self._link.run(self._place.items(self.seq, [block for block, _, _ in some]))
             runs = [items[first:stop] for items, (_, first, stop) in zip(blocks, some, strict=True)]
             while runs:
                 chosen, runs = first_of(runs, count)
                 found = self._link.run(manifests.entries(self._place.keys, chosen))
+                self.vanished += sum(map(len, chosen)) - len(found)
                 if found:
                     count = next_count(count, found)
                     yield found

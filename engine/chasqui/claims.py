@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 import uuid
@@ -38,7 +39,7 @@ STOPPED, FAILED = "stopped", "failed"
 _RELEASED, _DISSOLVED = "released", "dissolved"
 _POLL_S = 0.05
 _SLICES_AT_ONCE = 4
-_UNKNOWN = float("-inf")
+_UNKNOWN = -math.inf
 _FORGET_EVERY_S = 3600.0
 
 
@@ -117,8 +118,8 @@ class Claims:
         if queue in self._tokens:
             return
         place = self._place(queue)
-        before = self._link.run(place.terms())
-        if before is not None and (group := SettleTerms.parse(before).group) != self._terms.group:
+        group = _group_in(self._link.run(place.terms()))
+        if group not in (None, self._terms.group):
             raise ConfigError(
                 f"group expects {group!r}, as which this checkpoint has taken jobs of queue {queue!r}, got "
                 f"{self._terms.group!r}: give that group, or another checkpointLocation"
@@ -210,8 +211,9 @@ class Claims:
                 if not taken.now or jobs >= limit:
                     break
             if idle_ms and not taken.now:
-                # Nothing stale is left. While there is, the next batch looks again at once.
-                self._next_stale[queue] = time.monotonic() + min_idle_ms / 3000
+                # Nothing stale is left. While there is, the next batch looks again at once. A run that has an end must
+                # not go on for ever with what it gives back itself.
+                self._next_stale[queue] = math.inf if upto else time.monotonic() + min_idle_ms / 3000
         return jobs
 
     def _seal(self, queue: str, seq: int) -> int:
@@ -414,6 +416,14 @@ class Claims:
             gone = with_group(link, place, partial(place.member.forget, FORGET_IDLE_MS))
             if gone:
                 log.info("queue %r: forgot %d workers that were idle for a day", queue, len(gone))
+
+
+def _group_in(terms: str | None) -> str | None:
+    """The group that a session has; None where it does not tell."""
+    try:
+        return None if terms is None else SettleTerms.parse(terms).group
+    except DecodeError:
+        return None
 
 
 def with_group(link: Link, place: Place, make: Callable[[], Flow[T]]) -> T:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
-from chasqui.errors import ChasquiError
 from chasqui.options import ConnectionOptions, PromoterOptions, SchedulerOptions, Settling
 from chasqui.promoter import promote
 from chasqui.protocol.keys import Keys
@@ -17,6 +17,8 @@ from chasqui.scheduler import schedule
 from chasqui.sinks import Guarded, NoopSink
 
 log = logging.getLogger("chasqui.standing")
+
+_AGAIN_AFTER_S = 1.0
 
 
 class Standing:
@@ -62,21 +64,25 @@ class Standing:
         await self._link.close()
 
     def _start(self, queue: str) -> None:
-        if self._promoter:
-            self._spawn(self._promote(queue))
-        if self._scheduler:
-            self._spawn(self._schedule(queue))
+        for role, wanted in ((self._promote, self._promoter), (self._schedule, self._scheduler)):
+            if wanted:
+                task = self._loop.create_task(self._keep_up(role, queue))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            said = error.message if isinstance(error, ChasquiError) else f"{type(error).__name__} {error}"
-            log.error("a promoter or scheduler has ended: %s", said)
+    async def _keep_up(self, role: Callable[[str], Coroutine[Any, Any, None]], queue: str) -> None:
+        """Outages the roles wait out by themselves. Whatever else ends one, delayed jobs must not wait for a restart of
+        the whole program.
+        """
+        while not self._stop.is_set():
+            try:
+                await role(queue)
+                return
+            except Exception:
+                log.exception("queue %r: promoter or scheduler failed and is started again", queue)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_AFTER_S):
+                    await self._stop.wait()
 
     async def _promote(self, queue: str) -> None:
         rules = self._rules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import uuid
@@ -11,14 +12,15 @@ from typing import Any
 import pytest
 import redis
 
-from chasqui import Backoff, Producer, RetryOverride
+from chasqui import Backoff, Consumer, Producer, RetryOverride
 from chasqui.batch_jobs import BatchJobs
 from chasqui.claims import Claims, Planned, SettleTerms, settle, tell_ended
-from chasqui.errors import CheckpointInUse, ConfigError
+from chasqui.errors import CheckpointInUse, ConfigError, ConnectionLost
 from chasqui.options import ConnectionOptions
 from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
+from chasqui.protocol.scripts import script
 from chasqui.redis_io import Link
-from tests.proxy import CUT, DROP_REPLY, Proxy
+from tests.proxy import CUT, DROP_REPLY, Act, Proxy
 from tests.support import eventually
 
 Open = Callable[..., Claims]
@@ -132,6 +134,27 @@ def test_a_driver_that_died_after_claiming_leaves_its_batch_to_the_next(
     assert second.claim(queue, 2, limit=100) == 2
 
 
+def test_a_driver_that_died_between_taking_jobs_and_closing_their_batch_leaves_it_to_the_next(
+    drive: Open, link: Link, server: Any, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 5)
+    with Proxy(server.port) as proxy:
+        dying = drive(url=proxy.url)
+        proxy.on("EVALSHA", having=script("seal_batch").sha, act=Act(before=proxy.refuse, forward=False))
+        with pytest.raises(ConnectionLost):
+            dying.claim(queue, 1, limit=3)
+        proxy.drop_all()
+        assert len(pending(client, queue)) == 3
+
+        second = drive()
+
+        assert second.claim(queue, 1, limit=100) == 3
+        assert len(read(link, queue, sid, 1, second.plan(queue, 1))) == 3
+        second.settle(queue, 1)
+        assert second.claim(queue, 2, limit=100) == 2
+        dying.close()
+
+
 @pytest.mark.parametrize("act", [CUT, DROP_REPLY], ids=["cut", "reply lost"])
 def test_a_connection_that_breaks_while_claiming_takes_no_job_twice(
     drive: Open, link: Link, server: Any, url: str, queue: str, sid: str, act: Any
@@ -204,6 +227,49 @@ def test_claims_are_renewed_while_a_batch_runs(drive: Open, client: redis.Redis,
     driver.settle(queue, 1)
 
 
+def test_a_greedy_worker_takes_over_a_dead_workers_job_and_none_of_a_batch_that_runs_long(
+    drive: Open, client: redis.Redis, url: str, queue: str
+) -> None:
+    stream = f"{{chasqui:{queue}}}:stream"
+    add(url, queue, 1200)
+    driver = drive(terms={"claim_min_idle_ms": 300})
+    driver.claim(queue, 1, limit=1200)
+    add(url, queue, 1)
+    ((_, ((control, _),)),) = client.xreadgroup("default", "dead", {stream: ">"})
+    greedy = Consumer(url, queue=queue, block_ms=20, claim_min_idle_ms=300, delayed_enabled=False, run_scheduler=False)
+    ran: list[str] = []
+
+    async def handler(job: Any) -> None:
+        ran.append(job.entry_id)
+        await asyncio.sleep(1)  # three times as long as the threshold, with the batch in hand
+        greedy.stop()
+
+    asyncio.run(greedy.run(handler))
+
+    assert ran == [control.decode()]
+    assert len(pending(client, queue)) == 1200
+    driver.settle(queue, 1)
+    assert waiting(client, queue) == 0
+
+
+def test_what_is_no_job_in_a_manifest_is_passed_over(
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 2)
+    first = drive()
+    first.claim(queue, 1, limit=2)
+    first.close()
+    ids = list(pending(client, queue))
+    client.hset(f"{{chasqui:{queue}}}:spark:{sid}:batch:1", "b1", b"junk \xff:7 %s %s:x" % tuple(ids))
+    client.hset(f"{{chasqui:{queue}}}:spark:{sid}:session", "terms", "junk")
+    second = drive()
+
+    assert read(link, queue, sid, 1, second.plan(queue, 1))[:1] == ids[:1]
+    second.settle(queue, 1)
+
+    assert not client.exists(f"{{chasqui:{queue}}}:spark:{sid}:batch:1")
+
+
 def test_jobs_of_silent_workers_are_taken_with_their_count(
     drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
 ) -> None:
@@ -257,6 +323,20 @@ def test_nothing_is_claimed_beyond_the_entry_that_was_newest_at_the_start(
     driver.settle(queue, 1)
     assert driver.claim(queue, 2, limit=100_000, upto=upto) == 0
     assert driver.claim(queue, 2, limit=100_000) == 50
+
+
+def test_a_run_that_has_an_end_does_not_take_again_what_it_has_given_back(
+    drive: Open, client: redis.Redis, url: str, queue: str
+) -> None:
+    add(url, queue, 3)
+    driver = drive(terms={"ack": "settle", "leftover": "release", "claim_min_idle_ms": 60})
+    upto = client.xinfo_stream(f"{{chasqui:{queue}}}:stream")["last-generated-id"].decode()
+    assert driver.claim(queue, 1, limit=10, upto=upto) == 3
+
+    driver.settle(queue, 1)
+    time.sleep(0.05)  # three times as often as this stale jobs are looked for
+
+    assert driver.claim(queue, 2, limit=10, upto=upto) == 0
 
 
 def test_a_paused_queue_gives_nothing(drive: Open, client: redis.Redis, url: str, queue: str) -> None:

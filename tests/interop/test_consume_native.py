@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import redis
 from pyspark.sql import SparkSession
 
 from chasqui import Producer
+from chasqui.bridge import Claims, ConnectionOptions, SettleTerms
 from chasqui_spark import worker
-from tests.spark.consume_tools import Seen, add, consume, drained, gone, pending, running, start
+from tests.spark.consume_tools import Seen, add, consume, gone, running, start
 from tests.support import eventually
 
 
@@ -71,22 +74,18 @@ def test_a_job_that_spark_retries_is_done_by_a_native_worker(
     assert told["attempt"] == 1
 
 
-def test_what_a_stopped_query_released_goes_to_a_native_worker_unburned(
-    spark: SparkSession,
-    native_worker: Callable[..., Any],
-    url: str,
-    client: redis.Redis,
-    queue: str,
-    tmp_path: Path,
+def test_what_a_stopped_driver_gives_back_goes_to_a_native_worker_at_once_and_unburned(
+    native_worker: Callable[..., Any], url: str, client: redis.Redis, queue: str
 ) -> None:
     add(url, queue, 3, name="n")
-    stream = f"{{chasqui:{queue}}}:stream"
-    client.xgroup_create(stream, "default", 0)
-    client.xreadgroup("default", "spark-0", {stream: ">"})
-    client.xclaim(stream, "default", "spark-0", 0, list(pending(client, queue)), idle=30_000, retrycount=0, justid=True)
+    claims = Claims(ConnectionOptions(url=url), sid=uuid.uuid4().hex, terms=SettleTerms())
+    assert claims.claim(queue, 1, limit=3) == 3
+    native = native_worker()
+    start = time.monotonic()
 
-    told = native_worker().wait_for_runs(3)
+    assert claims.leave(1) == 3
+
+    told = native.wait_for_runs(3)
+    assert time.monotonic() - start < 20  # the threshold of staleness is 30 s
     gone(client, queue)
-
     assert {one["attempt"] for one in told} == {0}
-    drained(consume(spark, url, queue), tmp_path, Seen())

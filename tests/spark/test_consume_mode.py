@@ -134,9 +134,12 @@ def test_a_batch_longer_than_the_threshold_is_not_run_by_a_greedy_worker_too(
     query = start(consume(spark, one_url, one_queue, claimMinIdleMs="600"), tmp_path, each)
     with running(query):
         eventually(lambda: len(seen.ids) == 10, within=60)
+        stream = f"{{chasqui:{one_queue}}}:stream"
+        add(one_url, one_queue, 1)
+        ((_, ((control, _),)),) = one_client.xreadgroup("default", "dead", {stream: ">"})
         with ordinary_worker(one_url, one_queue, claim_min_idle_ms=600) as ran:
             gone(one_client, one_queue)
-    assert ran == []
+    assert ran == [control.decode()]
 
 
 def test_spark_and_an_ordinary_worker_share_a_queue_and_run_every_job_once(
