@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from chasqui import ConfigError, OptionError, RetryOverride
@@ -12,7 +13,10 @@ from chasqui_spark.options import SinkOptions, resolved
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_QUERY = "sql.streaming.queryId"
+_QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
+_REMEMBERED = 1000
+# The last batch that was written under a name in a run of a query. Spark gives a run each batch once.
+_written: dict[tuple[str, str], int] = {}
 
 
 class ChasquiSink:
@@ -20,7 +24,7 @@ class ChasquiSink:
 
     ``queue``, ``name`` and ``retry`` are the jobs'; ``options`` are those of ``df.write.format("chasqui")``, in
     Python's spelling. Sinks of one query each need a ``sink_id`` of their own: it is part of the name under which
-    versions are counted, and two sinks of one name would each take the other's rows for their own.
+    versions are counted, and a second write under one name would be taken for the first one come again.
 
     The writer's name is ``txn_app_id``, or else the id of the query, which survives restarts; over Spark Connect the
     query's id cannot be seen, and ``txn_app_id`` is needed.
@@ -60,13 +64,26 @@ class ChasquiSink:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch. A batch that comes again, after a restart, is written once all the same."""
+        if isinstance(batch_id, bool) or not isinstance(batch_id, int):
+            raise ConfigError(f"batch_id expects the number that foreachBatch gives, got {batch_id!r:.80}")
+        name = self._name(batch)
+        run = _run_of(batch)
+        if run is not None and _written.get((run, name)) == batch_id:
+            raise ConfigError(
+                f"batch {batch_id} was written as {name!r} before, by another sink or another call: its rows would be "
+                f"taken for the first one's and dropped. Give each sink of a query a sink_id of its own"
+            )
         writer = batch.write.format(FORMAT).mode("append")
-        for name, value in self._options.items():
-            writer = writer.option(name, value)
-        writer.option("txnAppId", self._name(batch)).option("txnVersion", batch_id).option("txnOlder", "fail").save()
+        for option, value in self._options.items():
+            writer = writer.option(option, value)
+        writer.option("txnAppId", name).option("txnVersion", batch_id).option("txnOlder", "fail").save()
+        if run is not None:
+            _written[run, name] = batch_id
+            for old in list(_written)[:-_REMEMBERED]:
+                _written.pop(old, None)
 
     def _name(self, batch: DataFrame) -> str:
-        base = self._app_id or _query_id(batch)
+        base = self._app_id or _property(batch, _QUERY)
         if base is None:
             raise ConfigError(
                 "ChasquiSink cannot see the id of the query here, as over Spark Connect: pass txn_app_id, a name of "
@@ -75,13 +92,20 @@ class ChasquiSink:
         return f"{base}/{self._sink_id}"
 
 
-def _query_id(batch: DataFrame) -> str | None:
-    """The id of the streaming query on whose thread we are; None where Spark does not tell."""
+def _property(batch: DataFrame, name: str) -> str | None:
+    """What Spark tells the streaming query's thread, which we are on; None where it does not tell."""
     context = getattr(batch.sparkSession, "_sc", None)
-    if context is None:
-        return None
-    found = context.getLocalProperty(_QUERY)
+    found = None if context is None else context.getLocalProperty(name)
     return None if found is None else str(found)
+
+
+def _run_of(batch: DataFrame) -> str | None:
+    """The run of the query. It is the job group, unless the user has chosen one."""
+    group = _property(batch, _RUN) or ""
+    try:
+        return str(uuid.UUID(group))
+    except ValueError:
+        return None
 
 
 def _retry_options(retry: RetryOverride | None) -> dict[str, Any]:

@@ -263,6 +263,24 @@ def test_two_sinks_of_one_foreach_batch_each_write_once(stream: Stream, one_clie
     assert ledgers(one_client, f"{stream.queue}-a") == [Keys(f"{stream.queue}-a").ledger(f"{query}/even")]
 
 
+def test_a_second_sink_of_one_name_is_refused_and_its_rows_are_not_dropped_silently(
+    stream: Stream, one_client: redis.Redis
+) -> None:
+    first = ChasquiSink(queue=f"{stream.queue}-a", url=stream.url)
+    second = ChasquiSink(queue=f"{stream.queue}-b", url=stream.url)
+
+    def both(batch: DataFrame, batch_id: int) -> None:
+        first(batch, batch_id)
+        second(batch, batch_id)
+
+    with pytest.raises(StreamingQueryException, match="sink_id of its own"):
+        stream.for_each(both)
+
+    assert len(in_stream(one_client, f"{stream.queue}-a")) == 100
+    stream.for_each(first)  # the run after it may write the batch again
+    assert len(in_stream(one_client, f"{stream.queue}-a")) == 100
+
+
 def test_a_failure_between_two_sinks_writes_neither_twice(stream: Stream, one_client: redis.Redis) -> None:
     sinks = [ChasquiSink(queue=f"{stream.queue}-{s}", sink_id=s, url=stream.url) for s in ("a", "b")]
     broken = True
