@@ -21,6 +21,7 @@ from chasqui_spark.ranges import planned, read_ranges
 from chasqui_spark.rows import Rows
 from chasqui_spark.source import found_queues, named_queues, reading
 from chasqui_spark.views import check_schema
+from chasqui_spark.worker_logs import show_logs
 
 log = logging.getLogger("chasqui.spark")
 
@@ -36,6 +37,7 @@ class BatchReader(DataSourceReader):
         self._narrowed = Narrowed()
 
     def partitions(self) -> Sequence[InputPartition]:
+        show_logs()
         options = self._options
         with reading(options) as reader:
             queues = [queue for queue in found_queues(options, reader) if self._narrowed.wants(queue)]

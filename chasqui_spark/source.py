@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from chasqui import OptionError, WrongKeyType
+from chasqui import OptionError
 from chasqui.bridge import ConnectionOptions, Reader, checked_queue, spell
-from chasqui_spark.options import SourceOptions, connection_of
+from chasqui_spark.options import STREAMED_VIEWS, SourceOptions, connection_of
 
 _pool: dict[ConnectionOptions, Reader] = {}
 _lock = threading.Lock()
@@ -104,9 +104,8 @@ def check_server(options: SourceOptions) -> None:
     check_start(options)
     named = named_queues(options)
     with Reader(replace(connection_of(options), reconnect_attempts=min(1, options.reconnect_attempts))) as reader:
-        for view in (options.view,) if options.view in ("events", "dlq") else ("jobs",):
-            # With a pattern no queue is known yet: any name asks the server the same question.
-            found = reader.positions(view, named or ["chasqui"])
-            for one in found.values():
-                if named and isinstance(one, WrongKeyType):
-                    raise one
+        # Of a pattern's queues only some are looked at: the search for all is the query's.
+        queues = reader.some(str(options.queue_pattern)) if named is None else named
+        reader.check(options.view, queues, options.group)
+        if options.view in STREAMED_VIEWS and queues:
+            reader.positions(options.view, queues[:1])

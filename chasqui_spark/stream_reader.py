@@ -1,7 +1,9 @@
 """``spark.readStream.format("chasqui")``: a queue as it grows, with no side effect on it.
 
-Spark polls ``latestOffset`` every ten milliseconds while a query is idle: then it costs one pipelined command a queue.
-The process that holds this object lives as long as the query's run; everything that must survive it is in the offsets.
+Spark polls ``latestOffset`` every ten milliseconds while a query is idle: then it costs one pipelined command a queue,
+to which the answer is nothing. Where streams stand is asked when something new is there, and once a second: that answer
+holds two whole entries of each. The process that holds this object lives as long as the query's run; everything that
+must survive it is in the offsets.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -48,10 +50,22 @@ from chasqui_spark.planning import Range, RangePartition, fair_order, share
 from chasqui_spark.ranges import planned, read_ranges, walk_step
 from chasqui_spark.source import close_all, found_queues, named_queues, reading
 from chasqui_spark.views import check_schema
+from chasqui_spark.worker_logs import show_logs
 
 log = logging.getLogger("chasqui.spark")
 
+LOOK_EVERY_S = 1.0
 FIGURES_EVERY_S = 1.0
+FIGURES_AGAIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A look that found nothing new: until when that is good, at which offset, and behind which ids of which queues."""
+
+    until: float
+    at: dict[str, Any]
+    behind: dict[str, str]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -70,7 +84,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._turn = 0
         self._gone = 0
         self._warned: set[tuple[str, str]] = set()
-        self._figures: tuple[float, dict[str, Any]] | None = None
+        self._idle: _Idle | None = None
+        self._figures: tuple[float, dict[str, Any] | None] | None = None
 
     # --- Offsets ---
 
@@ -97,8 +112,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes; exactly ``start`` where nothing is new."""
-        before = from_json(start)
+        show_logs()
+        idle, self._idle = self._idle, None
         with reading(self._options) as reader:
+            fresh = idle is not None and idle.at == start and time.monotonic() < idle.until
+            if idle is not None and fresh and not reader.grown(self._options.view, idle.behind):
+                self._idle = idle
+                return start
+            before = from_json(start)
             queues = self._wanted(reader, before)
             positions = reader.positions(self._options.view, queues)
             found = {queue: self._found(queue, before, positions[queue]) for queue in queues}
@@ -119,7 +140,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 marks[queue] = old.settled
             elif settled:
                 marks[queue] = Mark(BEGINNING)
-        return to_json(marks) if changed else start
+        if changed:
+            return to_json(marks)
+        wait = LOOK_EVERY_S if self._options.queue_pattern is None else self._options.discovery_interval / 1000
+        behind = {queue: one.begin for queue, one in found.items()}
+        self._idle = _Idle(time.monotonic() + min(wait, LOOK_EVERY_S), start, behind)
+        return start
 
     def _wanted(self, reader: Reader, before: Offset) -> list[str]:
         """The queues to look at: those that are named, or those found of the pattern and those of it read before."""
@@ -271,6 +297,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch. After a crash Spark asks for a logged batch again: the offsets alone decide."""
+        show_logs()
         before, after = from_json(start), from_json(end)
         wanted: list[tuple[str, str, Mark]] = []
         for queue, mark in after.marks.items():
@@ -311,14 +338,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cannot be had, the query goes on without.
         """
         now = time.monotonic()
-        if self._figures is not None and now - self._figures[0] < FIGURES_EVERY_S:
+        if self._figures is not None and now < self._figures[0]:
             return self._figures[1]
-        try:
-            with reading(self._options) as reader:
+        with reading(self._options) as reader:
+            try:
                 stats = reader.stats(self._queues, self._options.group)
-        except ChasquiError as error:
-            log.warning("no figures for the progress: %s", error)
-            return None
+            except ChasquiError as error:
+                self._warn_once("", "figures", f"no figures for the progress: {error}")
+                self._figures = (now + FIGURES_AGAIN_S, None)
+                return None
         queues = {
             queue: {
                 "delayed": one.delayed,
@@ -331,7 +359,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             }
             for queue, one in sorted(stats.items())
         }
-        self._figures = (now, {"gone": self._gone, "queues": queues, "v": 1})
+        self._figures = (now + FIGURES_EVERY_S, {"gone": self._gone, "queues": queues, "v": 1})
         return self._figures[1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from chasqui.errors import WrongKeyType
@@ -30,6 +30,7 @@ from chasqui.redis_io import Link
 from chasqui.repeat import RepeatableMeta
 
 _TIES = 10_000
+_TOGETHER = 1000
 # Pages that are parsed at once after one whose bytes were looked at in vain: where there is one there are more.
 _PARSED_AFTER_MISS = 8
 
@@ -67,21 +68,42 @@ class Reader:
 
     # --- Streams ---
 
+    def check(self, view: str, queues: Sequence[str], group: str) -> None:
+        """Fail where a view of these queues cannot be read: the server refuses, or a key holds something else."""
+        for some in self._together(queues):
+            found = self._link.run(reading.first_misplaced(view, [self._of(queue) for queue in some], group))
+            if found is not None:
+                raise WrongKeyType(
+                    f"{found.key} on {self.shown} is a {found.found}, and no {found.wanted} of a queue: another "
+                    f"program uses that name; give another queue, or another database in the url"
+                )
+
     def positions(self, view: str, queues: Sequence[str]) -> dict[str, Position | WrongKeyType]:
         """Where each queue's stream stands: one command a queue, in one round trip, or in a cluster one a queue."""
         keys = [self._stream(view, queue) for queue in queues]
         found: list[Position | Refusal] = []
-        if self._link.clustered:
-            for key in keys:
-                found += self._link.run(reading.positions([key]))
-        elif keys:
-            found = self._link.run(reading.positions(keys))
+        for some in self._together(keys):
+            found += self._link.run(reading.positions(some))
         return {
             queue: WrongKeyType(f"{key} on {self.shown} is no stream: the name of queue {queue!r} is used otherwise")
             if isinstance(one, Refusal)
             else one
             for queue, key, one in zip(queues, keys, found, strict=True)
         }
+
+    def grown(self, view: str, after: Mapping[str, str]) -> bool:
+        """Whether something stands behind these ids; next to nothing is sent while there is not."""
+        return any(
+            self._link.run(
+                reading.grown([self._stream(view, queue) for queue in some], [after[queue] for queue in some])
+            )
+            for some in self._together(list(after))
+        )
+
+    def _together(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
+        """What may go in one round trip: in a cluster each queue lives elsewhere."""
+        step = 1 if self._link.clustered else _TOGETHER
+        return (names[i : i + step] for i in range(0, len(names), step))
 
     def pages(self, view: str, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any]]:
         """The entries of a range, in pages of bounded size: (id, flat list of fields and values) each."""
@@ -143,17 +165,21 @@ class Reader:
 
     def discover(self, pattern: str) -> list[str]:
         """The queues whose name matches a glob, sorted: those that have jobs, delayed ones, events or dead letters."""
-        suffixes = (":stream", ":delayed", ":events", ":dlq")
-        found: set[str] = set()
-        for key in self._scan(b"{chasqui:" + pattern.encode() + b"}:*"):
-            name = queue_of(key, suffixes)
-            if name is not None:
-                found.add(name)
-        return sorted(found)
+        return _queues_of(self._scan(_keys_of(pattern)))
+
+    def some(self, pattern: str) -> list[str]:
+        """Those of them that one step of the search finds, which may be none."""
+        for route in self._link.primaries():
+            return _queues_of(self._link.run(reading.scanned(_keys_of(pattern), b"0", route))[1])
+        return []
 
     def stats(self, queues: Sequence[str], group: str) -> dict[str, Stats]:
         """The figures of each queue."""
-        return {queue: self._link.run(observe.stats(self._of(queue), group)) for queue in queues}
+        found: dict[str, Stats] = {}
+        for some in self._together(queues):
+            figures = self._link.run(observe.stats_of_all([self._of(queue) for queue in some], group))
+            found |= dict(zip(some, figures, strict=True))
+        return found
 
     # --- Lists ---
 
@@ -233,6 +259,15 @@ class Reader:
                 yield page
             if int(cursor) == 0:
                 return
+
+
+def _keys_of(pattern: str) -> bytes:
+    return b"{chasqui:" + pattern.encode() + b"}:*"
+
+
+def _queues_of(keys: Iterable[bytes]) -> list[str]:
+    suffixes = (":stream", ":delayed", ":events", ":dlq")
+    return sorted({name for name in (queue_of(key, suffixes) for key in keys) if name is not None})
 
 
 def queue_of(key: bytes, suffixes: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import redis
 
-from chasqui import ConnectionLost, NewJob, Producer, RetryOverride, ServerError, WrongKeyType, embedded
+from chasqui import AuthFailed, ConnectionLost, NewJob, Producer, RetryOverride, ServerError, WrongKeyType, embedded
 from chasqui.bridge import ConnectionOptions, JobSpans, Reader, delayed_columns, job_columns, matches
 from chasqui.protocol.columns import one_by_one
 from chasqui.protocol.keys import Keys
@@ -58,6 +58,69 @@ def test_a_key_of_another_type_is_an_error_of_its_queue_alone(reader: Reader, qu
     assert isinstance(found[queue], WrongKeyType)
     assert isinstance(found[queue], ServerError)
     assert not isinstance(found[f"{queue}-b"], WrongKeyType)
+
+
+VIEWS = {
+    "jobs": ("stream", "stream"),
+    "events": ("events", "stream"),
+    "dlq": ("dlq", "stream"),
+    "pending": ("stream", "stream"),
+    "delayed": ("delayed", "zset"),
+    "repeatable": ("repeat", "zset"),
+    "stats": ("dlq", "stream"),
+}
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "results"])
+def test_a_check_finds_nothing_wrong_with_queues_that_are_there_or_not(
+    reader: Reader, url: str, queue: str, view: str
+) -> None:
+    add(url, queue, 3)
+
+    reader.check(view, [queue, f"{queue}-none"], "default")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_check_names_the_key_its_type_and_the_one_expected(
+    reader: Reader, queue: str, client: redis.Redis, view: str
+) -> None:
+    suffix, wanted = VIEWS[view]
+    key = f"{{chasqui:{queue}}}:{suffix}"
+    client.rpush(key, "x")
+
+    with pytest.raises(WrongKeyType) as caught:
+        reader.check(view, [f"{queue}-none", queue], "default")
+
+    assert f"{key} on {reader.shown} is a list, and no {wanted} of a queue" in str(caught.value)
+
+
+def test_a_check_finds_out_that_entries_may_not_be_read(url: str, queue: str, client: redis.Redis) -> None:
+    commands = ["+@all", "-xrange"]
+    client.acl_setuser("blind", enabled=True, passwords=["+hush"], keys=["*"], commands=commands)
+    try:
+        with (
+            Reader(ConnectionOptions(url=url.replace("redis://", "redis://blind:hush@"))) as reader,
+            pytest.raises(AuthFailed, match="xrange") as caught,
+        ):
+            reader.check("jobs", [queue], "default")
+    finally:
+        client.acl_deluser("blind")
+
+    assert "hush" not in str(caught.value)
+
+
+def test_growth_is_seen_without_telling_entries_that_are_known(reader: Reader, queue: str, client: redis.Redis) -> None:
+    key = Keys(queue).stream
+    client.execute_command("XADD", key, "5-0", "d", "x")
+    last = f"{2**64 - 1}-{2**64 - 1}"
+
+    assert reader.grown("jobs", {queue: "4-0"})
+    assert reader.grown("jobs", {f"{queue}-none": "0-0", queue: "0-0"})
+    assert not reader.grown("jobs", {queue: "5-0", f"{queue}-none": "0-0"})
+    assert not reader.grown("jobs", {queue: last})
+    client.delete(key)
+    client.set(key, "x", ex=60)
+    assert not reader.grown("jobs", {queue: "0-0"})
 
 
 def test_pages_give_each_entry_of_the_range_once(reader: Reader, url: str, queue: str, client: redis.Redis) -> None:

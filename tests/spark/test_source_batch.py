@@ -299,7 +299,7 @@ def test_load_refuses_a_key_of_another_type(
 ) -> None:
     one_client.set(Keys(one_queue).stream, "no stream")
 
-    with pytest.raises(PySparkException, match="is no stream"):
+    with pytest.raises(PySparkException, match=r":stream on redis://\S+ is a string, and no stream of a queue"):
         batch(spark, one_url, queue=one_queue)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from chasqui import DataLoss
+from chasqui import AuthFailed, DataLoss, embedded
 from chasqui.protocol.keys import Keys
 from chasqui_spark.options import source_options
-from chasqui_spark.source import close_all
+from chasqui_spark.source import check_server, close_all
 from chasqui_spark.stream_reader import StreamReader
 from chasqui_spark.views import schema_of
 from tests.conftest import skip_before_redis_7
+from tests.proxy import Proxy
 from tests.spark.source_tools import xadd_at
 
 
@@ -241,3 +243,65 @@ def test_a_batch_run_again_on_a_stream_that_is_gone_is_a_loss(
 
     with pytest.raises(DataLoss, match="its stream is gone"):
         one.again().read(one.at, end)
+
+
+# --- What polling costs, and what load() checks ---
+
+
+def test_an_idle_query_asks_each_queue_one_thing_and_is_told_nothing(
+    server: embedded.EmbeddedServer, query: MakeQuery, queue: str, client: redis.Redis
+) -> None:
+    """A look at where a stream stands tells its first and last entry whole."""
+    client.execute_command("XADD", Keys(queue).events, "1-0", "e", b"x" * 1_000_000)
+    assert server.port is not None
+    with Proxy(server.port) as proxy:
+        one = Query(proxy.url, {"queue": queue})
+        assert one.step() == ["1-0"]
+        begin = time.monotonic()
+        looks = 0
+        while time.monotonic() < begin + 0.5:
+            assert one.step() == []
+            looks += 1
+
+        # After the batch, and again each second.
+        assert proxy.counts["XINFO"] <= 5
+        assert proxy.counts["XRANGE"] >= looks - 1
+        xadd_at(client, Keys(queue).events, "2-0", e="active")
+        assert one.step() == ["2-0"]
+
+
+def test_figures_that_are_not_allowed_are_asked_for_seldom_and_over_the_same_connection(
+    query: MakeQuery, url: str, queue: str, put: Callable[..., None], client: redis.Redis, caplog: Any
+) -> None:
+    put(1)
+    client.acl_setuser("seer", enabled=True, passwords=["+hush"], keys=["*"], commands=["+@all", "-zcard"])
+    try:
+        one = Query(url.replace("redis://", "redis://seer:hush@"), {"queue": queue})
+        assert one.step() == ["1-0"]
+        ours = {c["id"] for c in client.client_list() if c["user"] == "seer"}
+        for _ in range(5):
+            assert one.reader.reportLatestOffset() is None
+            one.step()
+
+        assert {c["id"] for c in client.client_list() if c["user"] == "seer"} == ours
+    finally:
+        client.acl_deluser("seer")
+
+    told = [record.message for record in caplog.records if "no figures" in record.message]
+    assert len(told) == 1
+    assert "zcard" in told[0]
+    assert "hush" not in told[0]
+
+
+def test_load_works_for_a_user_who_has_only_the_keys_of_the_pattern(
+    url: str, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    put(1)
+    client.acl_setuser("one", enabled=True, passwords=["+x"], keys=[f"{{chasqui:{queue}*"], commands=["+@all"])
+    given = {"url": url.replace("redis://", "redis://one:x@"), "view": "events"}
+    try:
+        check_server(source_options({**given, "queuePattern": f"{queue}*"}))
+        with pytest.raises(AuthFailed):
+            check_server(source_options({**given, "queue": "another"}))
+    finally:
+        client.acl_deluser("one")

@@ -6,24 +6,36 @@ from collections.abc import Sequence
 from typing import Any
 
 from chasqui.job import Stats
-from chasqui.protocol.flow import Batch, Flow, Refusal, command, values
+from chasqui.protocol.flow import Batch, Command, Flow, Refusal, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import entry_ms, number
 
 
 def stats(keys: Keys, group: str) -> Flow[Stats]:
     """One round trip. A job that is being worked on still stands in the stream, so waiting = length - pending."""
-    replies = yield Batch(
-        (
-            command("XLEN", keys.stream, safe=True),
-            command("XPENDING", keys.stream, group, safe=True),
-            command("ZCARD", keys.delayed, safe=True),
-            command("XLEN", keys.dlq, safe=True),
-            command("XRANGE", keys.stream, "-", "+", "COUNT", 1, safe=True),
-            command("TIME", safe=True),
-            command("EXISTS", keys.paused, safe=True),
-        )
+    return (yield from stats_of_all([keys], group))[0]
+
+
+def stats_of_all(queues: Sequence[Keys], group: str) -> Flow[list[Stats]]:
+    """The same for several queues, still in one round trip."""
+    replies = yield Batch(tuple(one for keys in queues for one in _figures(keys, group)))
+    each = len(replies) // max(1, len(queues))
+    return [_stats(replies[i : i + each]) for i in range(0, len(replies), each or 1)]
+
+
+def _figures(keys: Keys, group: str) -> tuple[Command, ...]:
+    return (
+        command("XLEN", keys.stream, safe=True),
+        command("XPENDING", keys.stream, group, safe=True),
+        command("ZCARD", keys.delayed, safe=True),
+        command("XLEN", keys.dlq, safe=True),
+        command("XRANGE", keys.stream, "-", "+", "COUNT", 1, safe=True),
+        command("TIME", safe=True),
+        command("EXISTS", keys.paused, safe=True),
     )
+
+
+def _stats(replies: list[Any]) -> Stats:
     if isinstance(replies[1], Refusal) and replies[1].code == "NOGROUP":
         replies[1] = [0]
     length, summary, delayed, dlq, oldest, clock, paused = values(replies)

@@ -134,11 +134,29 @@ def _position(reply: Any) -> Position | Refusal:
     )
 
 
+def grown(keys: Sequence[str], after: Sequence[str]) -> Flow[bool]:
+    """Whether an entry stands behind one of these ids; no entry is told where there is none. A key that cannot be read
+    has none: ``positions`` says what is wrong with it.
+    """
+    replies = yield Batch(
+        tuple(
+            command("XRANGE", key, behind(at), "+", "COUNT", 1, safe=True)
+            for key, at in zip(keys, after, strict=True)
+            if at != LAST
+        )
+    )
+    return any(isinstance(reply, list) and reply for reply in replies)
+
+
+def behind(after: str) -> str:
+    """The begin of a range behind an id."""
+    return "-" if after == BEGINNING else f"({after}"
+
+
 def page(key: str, after: str, upto: str, count: int) -> Flow[tuple[list[Any] | bytes, int]]:
     """The next entries behind an id, up to and including another, and how many were asked for in the end."""
-    start = "-" if after == BEGINNING else f"({after}"
     while True:
-        args: tuple[Arg, ...] = ("XRANGE", key, start, upto, "COUNT", count)
+        args: tuple[Arg, ...] = ("XRANGE", key, behind(after), upto, "COUNT", count)
         found = yield Command(args, safe=True, as_bytes=TOO_LONG if count > 1 else sys.maxsize)
         if not isinstance(found, TooLong):
             return found, count
@@ -201,6 +219,57 @@ def read_script(source: Script, keys: list[str], args: list[Arg]) -> Flow[Any]:
     return (yield from call_script(source, keys, args, safe=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """A key of another type than it should have."""
+
+    key: str
+    found: str
+    wanted: str
+
+
+def first_misplaced(view: str, queues: Sequence[Keys], group: str) -> Flow[Misplaced | None]:
+    """Ask each queue for what the view needs, such that next to nothing is told: the server checks types and rights all
+    the same. Gives the first key of another type; what is not allowed is raised.
+    """
+    asked = [one for keys in queues for one in _harmless(view, keys, group)]
+    replies = yield Batch(tuple(one for one, _ in asked))
+    for (one, wanted), reply in zip(asked, replies, strict=True):
+        if not isinstance(reply, Refusal) or reply.code == "NOGROUP" or "no such key" in reply.text:
+            continue
+        if reply.code != "WRONGTYPE":
+            raise reply
+        key = str(one.args[2] if one.args[0] == "XINFO" else one.args[1])
+        try:
+            found = plain((yield command("TYPE", key, safe=True)))
+        except Refusal:
+            found = "something else"
+        return Misplaced(key, found, wanted)
+    return None
+
+
+def _harmless(view: str, keys: Keys, group: str) -> list[tuple[Command, str]]:
+    """Commands of that view that tell next to nothing, and the type that their keys should have."""
+
+    def stream(key: str) -> tuple[Command, str]:
+        return command("XRANGE", key, "+", "-", safe=True), "stream"
+
+    def sorted_set(key: str) -> tuple[Command, str]:
+        return command("ZRANGEBYSCORE", key, 1, 0, safe=True), "zset"
+
+    pending = command("XPENDING", keys.stream, group, safe=True), "stream"
+    return {
+        "jobs": [stream(keys.stream)],
+        "events": [stream(keys.events)],
+        "dlq": [stream(keys.dlq)],
+        "pending": [pending],
+        "delayed": [sorted_set(keys.delayed)],
+        "repeatable": [(command("ZRANGE", keys.repeat, 1, 0, safe=True), "zset")],
+        "results": [(command("EXISTS", keys.result(""), safe=True), "string")],
+        "stats": [stream(keys.stream), pending, sorted_set(keys.delayed), stream(keys.dlq)],
+    }[view]
+
+
 def matching(pattern: bytes, route: str | None) -> Flow[list[bytes]]:
     """All keys of one server that match a glob. Keys that are there all the time are found; some perhaps twice."""
     found: list[bytes] = []
@@ -213,7 +282,7 @@ def matching(pattern: bytes, route: str | None) -> Flow[list[bytes]]:
             return found
 
 
-def scanned(pattern: bytes, cursor: Any, route: str) -> Flow[tuple[Any, list[bytes]]]:
+def scanned(pattern: bytes, cursor: Any, route: str | None) -> Flow[tuple[Any, list[bytes]]]:
     """One step of such a walk: the next cursor, b"0" at the end, and what was found."""
     reply = yield command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT, safe=True, route=route)
     return reply[0], list(reply[1])
@@ -284,9 +353,8 @@ def _class(pattern: bytes, i: int) -> tuple[frozenset[int], int]:
 
 def pending(keys: Keys, group: str, after: str, count: int) -> Flow[list[PendingEntry]]:
     """The next jobs that are being worked on; none where there is no such stream or group."""
-    start = "-" if after == BEGINNING else f"({after}"
     try:
-        reply = yield command("XPENDING", keys.stream, group, start, "+", count, safe=True)
+        reply = yield command("XPENDING", keys.stream, group, behind(after), "+", count, safe=True)
     except Refusal as refusal:
         if refusal.code == "NOGROUP":
             return []
