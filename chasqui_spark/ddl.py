@@ -51,7 +51,9 @@ _SIMPLE: dict[str, Callable[[], DataType]] = {
 _KNOWN = "boolean, tinyint, smallint, int, bigint, float, double, decimal(p,s), string, binary, date, timestamp, \
 timestamp_ntz, array<>, map<,> and struct<>"
 _TOKEN = re.compile(
-    r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<word>\w+)|(?P<text>'(?:[^'\\]|\\.)*')|(?P<sign>[<>(),:]))", re.ASCII
+    r"""\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<word>\w+)|(?P<sign>[<>(),:])"""
+    r"""|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"))""",
+    re.ASCII | re.DOTALL,
 )
 _DEPTH = 32
 
@@ -65,11 +67,14 @@ class _Parser:
     def __init__(self, option: str, ddl: str) -> None:
         self.option, self.ddl, self.at = option, ddl, 0
         self.tokens: list[str] = []
-        place = 0
-        while ddl[place:].strip():
+        place, end = 0, len(ddl.rstrip())
+        while place < end:
             match = _TOKEN.match(ddl, place)
             if match is None:
-                raise self._bad(f"{ddl[place:].strip()[:20]!r} cannot be read")
+                came = ddl[place : place + 40].strip()[:20]
+                raise self._bad(
+                    f"{came!r} cannot be read; names of more than letters, digits and _ stand in `backquotes`"
+                )
             self.tokens.append(match[0].strip())
             place = match.end()
 
@@ -88,7 +93,7 @@ class _Parser:
         return fields
 
     def _fields(self, end: str, depth: int) -> StructType:
-        fields: list[StructField] = []
+        fields: dict[str, StructField] = {}
         while self._peek() != end:
             if fields:
                 self._take(",")
@@ -102,13 +107,16 @@ class _Parser:
                 self._take("null")
                 nullable = False
             if self._peek() == "comment":
-                self.at += 2
-            if any(field.name == name for field in fields):
+                self.at += 1
+                if not self._peek().startswith(("'", '"')):
+                    raise self._bad(f"the text of a comment is expected in quotes, not {self._peek() or 'the end'!r}")
+                self.at += 1
+            if name in fields:
                 raise self._bad(f"the column {name!r} stands twice")
-            fields.append(StructField(name, kind, nullable))
+            fields[name] = StructField(name, kind, nullable)
         if not fields:
             raise self._bad("a struct without columns")
-        return StructType(fields)
+        return StructType(list(fields.values()))
 
     def _type(self, depth: int) -> DataType:
         if depth > _DEPTH:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
+from contextlib import suppress
+
 import pytest
 from pyspark.sql.types import StructType
 
@@ -21,6 +25,9 @@ from chasqui_spark.ddl import columns_of
         ),
         ("`odd name` int, `a``b` date, array int", "struct<odd name:int,a`b:date,array:int>"),
         ("a int COMMENT 'what it is', b real", "struct<a:int,b:float>"),
+        ("a int NOT NULL COMMENT 'it''s, \\'so\\'', b int comment \"a\nb\"", "struct<a:int,b:int>"),
+        ("a STRUCT<x: INT NOT NULL COMMENT 'c', `y z`: DECIMAL(38, 18)>", "struct<a:struct<x:int,y z:decimal(38,18)>>"),
+        ("comment int, not int", "struct<comment:int,not:int>"),
     ],
 )
 def test_columns_as_in_create_table(ddl: str, simple: str) -> None:
@@ -55,8 +62,26 @@ def test_not_null_is_kept() -> None:
         ("a int; drop", "cannot be read"),
         ("a " + "array<" * 40 + "int" + ">" * 40, "nested deeper than"),
         ("struct<>", "a struct without columns"),
+        ("a INTERVAL DAY TO SECOND", "'interval' is no type"),
+        ("a int comment", "in quotes, not 'the end'"),
+        ("a int comment b int", "in quotes, not 'b'"),
+        ("struct<my-col:int>", "'-col:int>' cannot be read; names .* stand in `backquotes`"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_the_options_name(ddl: str, why: str) -> None:
     with pytest.raises(OptionError, match=rf"payloadSchema expects columns.*({why})"):
         columns_of("payloadSchema", ddl)
+
+
+def test_any_text_is_read_or_refused_in_no_time() -> None:
+    words = ["a", "int", "struct", "array", "map", "decimal", "not", "null", "comment", "'x'", "`q`", "5"]
+    words += ["<", ">", ",", ":", "(", ")", "'", '"', "`", "\\", "ñ", " ", "\n"]
+    chance = random.Random(7)
+    begin = time.monotonic()
+    for _ in range(20_000):
+        with suppress(OptionError):
+            columns_of("payloadSchema", " ".join(chance.choices(words, k=chance.randint(1, 12))))
+    with pytest.raises(OptionError):
+        columns_of("payloadSchema", "a int comment '" + "''" * 500_000)
+    assert len(columns_of("payloadSchema", ", ".join(f"c{i} int" for i in range(20_000)))) == 20_000
+    assert time.monotonic() - begin < 30
