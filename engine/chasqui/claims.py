@@ -332,7 +332,7 @@ class Claims:
         if left:
             log.info("jobs of %d batches stay claimed until they are stale: they may still be run", len(left))
         for queue in tokens:
-            self._try(partial(link.run, self._place(queue).member.forget(FORGET_IDLE_MS, own=True)))
+            self._try(partial(link.run, self._place(queue).member.leave()))
         link.close()
         return released
 

@@ -116,6 +116,8 @@ class _Session:
         self._settler = Settler(link, self._member, self._options, self._metrics, self._settled)
         self._held: dict[bytes, ActiveJob | DeadLetter] = {}
         self._unseen: dict[bytes, int] = {}
+        self._known: set[bytes] = set()
+        self._claim_start = 0
         self._trial: ActiveJob | None = None
         self._tried_since = 0.0
         self._ready: deque[ActiveJob] = deque()
@@ -230,7 +232,7 @@ class _Session:
             async with asyncio.timeout(max(1.0, deadline - time.monotonic())):
                 await self._settler.flush_events()
                 # Our name may go if nothing is pending under it. If this is not reached it is forgotten in a day.
-                await self._link.run(self._member.forget(FORGET_IDLE_MS, own=True))
+                await self._link.run(self._member.leave())
         except (ChasquiError, TimeoutError) as error:
             log.info("leaving the group: %s", error)
 
@@ -266,6 +268,7 @@ class _Session:
         while True:
             try:
                 if no_group:
+                    self._known |= self._held.keys()
                     await self._join()
                     no_group = False
                 if await self._paused():
@@ -336,7 +339,9 @@ class _Session:
             return [], now + _TRIAL_POLL_S
         if now - self._renewed > self._options.claim_min_idle_ms / 2000:
             await self._renew()  # the loop was held up: else our own jobs would look stale to us
-        entries, wait_ms = await self._link.run(self._member.claim_stale(self._options.claim_min_idle_ms, count))
+        entries, wait_ms, self._claim_start = await self._link.run(
+            self._member.claim_stale(self._options.claim_min_idle_ms, count, self._claim_start)
+        )
         every = min(_CLAIM_EVERY_S, self._options.claim_min_idle_ms / 3000)
         wait_s = every if wait_ms < 0 else min(every, wait_ms / 1000)
         fresh = [entry for entry in entries if entry[0] not in self._held]
@@ -377,8 +382,8 @@ class _Session:
         held, ready, limits = self._held, self._ready, self._limits
         reclaimed = 0
         for entry in entries:
-            if entry[0] in held:
-                continue  # a group that was made again hands out what we have already
+            if entry[0] in held or (not entry[2] and entry[0] in self._known):
+                continue  # a group that was made again hands out what we have, or had, already
             self._unseen.pop(entry[0], None)
             found = classify(entry, limits, self)
             held[entry[0]] = found

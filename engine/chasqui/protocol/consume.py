@@ -8,7 +8,7 @@ from typing import Any
 
 from chasqui.protocol.flow import Arg, Command, Flow, Refusal, call_script
 from chasqui.protocol.keys import Keys
-from chasqui.protocol.replies import number, plain
+from chasqui.protocol.replies import fields, number, plain
 from chasqui.protocol.scripts import SCRIPT_ENTRIES, Script, script
 
 FORGET_IDLE_MS = 24 * 3600 * 1000
@@ -51,14 +51,15 @@ class Member:
         )
         return [(entry[0], entry[1], 0) for entry in reply[0][1]] if reply else []
 
-    def claim_stale(self, min_idle_ms: int, count: int) -> Flow[tuple[list[Entry], int]]:
-        """Entries of workers that fell silent, and when to look again (-1: nothing is pending elsewhere)."""
+    def claim_stale(self, min_idle_ms: int, count: int, start: int) -> Flow[tuple[list[Entry], int, int]]:
+        """Entries of workers that fell silent; when to look again (-1: any time), and with which ``start``."""
         reply = yield from call_script(
             script("claim_stale"),
             [self.keys.stream],
-            [self.group, self.consumer, min_idle_ms, min(count, SCRIPT_ENTRIES)],
+            [self.group, self.consumer, min_idle_ms, min(count, SCRIPT_ENTRIES), start],
         )
-        return [(entry[0], entry[1], number(entry[2])) for entry in reply[0]], number(reply[1])
+        entries = [(entry[0], entry[1], number(entry[2])) for entry in reply[0]]
+        return entries, number(reply[1]), number(reply[2])
 
     def renew(self, ids: Sequence[bytes]) -> Flow[list[bytes]]:
         """Renew our claims; returns those that we have lost."""
@@ -93,15 +94,24 @@ class Member:
                 return found
             start = b"(" + page[-1][0]
 
-    def forget(self, idle_ms: int, own: bool = False) -> Flow[list[str]]:
-        """Remove the names of workers that are gone, and our own where asked."""
-        names = yield from call_script(
-            script("forget_consumers"),
-            [self.keys.stream],
-            [self.group, idle_ms, self.consumer if own else ""],
-            safe=True,
-        )
-        return [plain(name) for name in names]
+    def forget(self, idle_ms: int) -> Flow[list[str]]:
+        """Remove the names of workers that have been idle for so long and have nothing pending; which those were."""
+        found = yield Command(("XINFO", "CONSUMERS", self.keys.stream, self.group), safe=True)
+        told = [fields(info) for info in found]
+        gone = [one[b"name"] for one in told if number(one[b"pending"]) == 0 and number(one[b"idle"]) >= idle_ms]
+        return (yield from self._forget(gone))
+
+    def leave(self) -> Flow[list[str]]:
+        """Remove our own name, if nothing is pending for it."""
+        return (yield from self._forget([self.consumer]))
+
+    def _forget(self, names: Sequence[Arg]) -> Flow[list[str]]:
+        removed: list[str] = []
+        for start in range(0, len(names), SCRIPT_ENTRIES):
+            args: list[Arg] = [self.group, *names[start : start + SCRIPT_ENTRIES]]
+            reply = yield from call_script(script("forget_consumers"), [self.keys.stream], args, safe=True)
+            removed += map(plain, reply)
+        return removed
 
     def acks(self, ids: Sequence[bytes]) -> Call:
         return script("ack_delete"), [self.keys.stream], [self.group, *ids]

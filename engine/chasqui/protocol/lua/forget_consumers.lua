@@ -1,18 +1,15 @@
--- Removes names of workers that are gone: idle for long, and nothing pending.
+-- Removes names of workers that are gone, if nothing is pending for them.
 -- Race: a worker that comes back between look and removal would lose its pending list; here nothing comes between.
 -- KEYS[1] stream
 -- ARGV[1] group
--- ARGV[2] idle_ms   forget who has been idle for so long
--- ARGV[3] own       a name to forget whatever its idle time, if nothing is pending; may be empty
+-- ARGV[2...] names
 -- returns the names removed
-local stream, group, idle_ms, own = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local stream, group = KEYS[1], ARGV[1]
 local removed = {}
-for _, info in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
-  local found = {}
-  for i = 1, #info, 2 do found[info[i]] = info[i + 1] end
-  if found.pending == 0 and (found.idle >= idle_ms or found.name == own) then
-    redis.call('XGROUP', 'DELCONSUMER', stream, group, found.name)
-    removed[#removed + 1] = found.name
+for i = 2, #ARGV do
+  if #redis.call('XPENDING', stream, group, '-', '+', 1, ARGV[i]) == 0 then
+    redis.call('XGROUP', 'DELCONSUMER', stream, group, ARGV[i])
+    removed[#removed + 1] = ARGV[i]
   end
 end
 return removed
