@@ -72,7 +72,7 @@ def parts_of(counts: Mapping[str, int], wanted: int) -> dict[str, int]:
 
 def fair_order(waiting: Mapping[str, int], turn: int) -> list[str]:
     """The order in which queues get their share of a limit: those with little first, so that what they leave goes to
-    the others. Where the limit is less than one for each, ``turn`` lets all of them come first in time.
+    the others. Where there was not one for each, ``turn`` lets all of them come first in time.
     """
     order = sorted(waiting, key=lambda queue: (waiting[queue], queue))
     start = turn % len(order) if order else 0

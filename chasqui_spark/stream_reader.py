@@ -82,6 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets: dict[str, str] | None = None
         self._walks: dict[tuple[str, str, str], Walk] = {}
         self._turn = 0
+        self._starved = False
         self._gone = 0
         self._warned: set[tuple[str, str]] = set()
         self._idle: _Idle | None = None
@@ -232,13 +233,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         entries, size = self._limits(limit)
         if entries is not None or size is not None:
             self._walks.clear()
-            scarce = entries is not None and entries < len(waiting)
+            scarce = self._starved or (entries is not None and entries < len(waiting))
             order = fair_order({q: p.length for q, p in waiting.items()}, self._turn if scarce else 0)
             self._turn += 1
+            self._starved = False
             for left, queue in zip(range(len(order), 0, -1), order, strict=True):
                 most = None if entries is None else share(entries, left)
                 room = None if size is None else share(size, left)
                 walk = self._walked(reader, before, queue, found[queue], waiting[queue], ends, most, room)
+                self._starved |= room == 0
                 entries = None if entries is None else max(0, entries - walk.entries)
                 size = None if size is None else max(0, size - walk.size)
         return ends

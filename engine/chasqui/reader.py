@@ -201,7 +201,8 @@ class Reader:
         """
         least, ties, skip, count = "-inf", set[bytes](), 0, FIRST_PAGE
         while True:
-            page = self._link.run(reading.delayed(self._of(queue), least, skip, count + len(ties)))
+            some, known = count + len(ties), len(ties)
+            page = self._link.run(reading.delayed(self._of(queue), least, skip, some, known + 1))
             fresh = [(member, score) for member, score in page if member not in ties]
             if not fresh:
                 return

@@ -442,6 +442,27 @@ def test_delayed_members_come_once_each_also_where_many_share_a_time(
     assert len(found) == len(set(found)) == 1000
 
 
+def test_large_delayed_members_after_small_ones_do_not_fill_the_memory(
+    reader: Reader, queue: str, client: redis.Redis
+) -> None:
+    key = Keys(queue).delayed
+    members = {b"%d" % i: i for i in range(5000)} | {b"%d" % i + b"x" * (1 << 20): 5000 + i // 10 for i in range(100)}
+    client.zadd(key, members)
+    client.expire(key, 60)
+
+    found = list[float]()
+    tracemalloc.start()
+    try:
+        for page in reader.delayed(queue):
+            found += [score for _, score in page]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert found == sorted(members.values())
+    assert peak < 80 << 20
+
+
 def test_members_promoted_meanwhile_hide_no_others(reader: Reader, queue: str, client: redis.Redis) -> None:
     client.zadd(Keys(queue).delayed, {f"m{i}".encode(): i for i in range(1000)})
     found: list[bytes] = []

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from chasqui import AuthFailed, DataLoss, embedded
 from chasqui.protocol.keys import Keys
@@ -37,7 +36,7 @@ class Query:
         return other
 
     def look(self) -> dict[str, Any]:
-        return self.reader.latestOffset(self.at, ReadAllAvailable())
+        return self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit())
 
     def read(self, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
         rows: list[str] = []
@@ -243,6 +242,23 @@ def test_a_batch_run_again_on_a_stream_that_is_gone_is_a_loss(
 
     with pytest.raises(DataLoss, match="its stream is gone"):
         one.again().read(one.at, end)
+
+
+# --- Limits ---
+
+
+def test_a_queue_of_large_entries_does_not_take_all_the_bytes_for_ever(
+    query: MakeQuery, queue: str, client: redis.Redis, put: Callable[..., None]
+) -> None:
+    large, small = f"{queue}-a", f"{queue}-b"
+    put(*range(1, 50), name=small)
+    one = query(queues=f"{large},{small}", maxBytesPerTrigger=1000)
+    found: list[str] = []
+    for i in range(100, 110):
+        client.execute_command("XADD", Keys(large).events, f"{i}-0", "e", b"x" * 5000)
+        found += one.step()
+
+    assert {"1-0", "2-0", "3-0", "100-0", "101-0", "102-0"} <= set(found)
 
 
 # --- What polling costs, and what load() checks ---

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from chasqui.protocol.flow import Arg, Batch, Command, Flow, Refusal, TooLong, call_script, command, values
 from chasqui.protocol.keys import Keys
-from chasqui.protocol.replies import number, plain
+from chasqui.protocol.replies import number, parsed, plain
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, Script, script
 
 BEGINNING = "0-0"
@@ -362,9 +362,16 @@ def pending(keys: Keys, group: str, after: str, count: int) -> Flow[list[Pending
     return [PendingEntry(plain(one[0]), plain(one[1]), number(one[2]), number(one[3])) for one in reply]
 
 
-def delayed(keys: Keys, least: str, skip: int, count: int) -> Flow[list[tuple[bytes, float]]]:
-    """Delayed members from a score on, the soonest first."""
-    flat = yield command("ZRANGEBYSCORE", keys.delayed, least, "+inf", "WITHSCORES", "LIMIT", skip, count, safe=True)
+def delayed(keys: Keys, least: str, skip: int, count: int, floor: int) -> Flow[list[tuple[bytes, float]]]:
+    """Delayed members from a score on, the soonest first; where so many are too long, fewer, but so many at least."""
+    while True:
+        args: tuple[Arg, ...] = ("ZRANGEBYSCORE", keys.delayed, least, "+inf", "WITHSCORES", "LIMIT", skip, count)
+        flat = yield Command(args, safe=True, as_bytes=TOO_LONG if count > floor else sys.maxsize)
+        if not isinstance(flat, TooLong):
+            break
+        count = max(floor, count // SHORTER)
+    if isinstance(flat, bytes):
+        flat = parsed(flat)
     return [(flat[i], float(flat[i + 1])) for i in range(0, len(flat), 2)]
 
 
