@@ -396,7 +396,7 @@ class _Plans:
         if id is not None:
             yield from produce.add_unique(self.keys, self.room, [job])
         elif job.run_at_ms is not None:
-            yield from produce.add_delayed(self.keys, job.run_at_ms, job.data)
+            yield from produce.add_delayed(self.keys, job.run_at_ms, job.data, now_ms)
         else:
             yield from produce.add(self.keys, self.room, job.data, job.name)
         return job.id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,10 +199,11 @@ def test_add_is_one_script_call_that_must_not_be_repeated() -> None:
     assert steps == [Command(("EVALSHA", ADD_JOB.sha, 1, KEYS.stream, 900, 7, b"envelope", b"name"), safe=False)]
 
 
-def test_delayed_add_is_one_zadd_that_may_be_repeated() -> None:
-    _, steps = drive(produce.add_delayed(KEYS, 1234, b"member"), [1])
+@pytest.mark.parametrize(("wait", "safe"), [(0, False), (59_999, False), (60_000, True)])
+def test_delayed_add_is_one_zadd_that_may_be_repeated_while_it_cannot_be_due(wait: int, safe: bool) -> None:
+    _, steps = drive(produce.add_delayed(KEYS, 1234 + wait, b"member", 1234), [1])
 
-    assert steps == [Command(("ZADD", KEYS.delayed, 1234, b"member"), safe=True)]
+    assert steps == [Command(("ZADD", KEYS.delayed, 1234 + wait, b"member"), safe=safe)]
 
 
 def test_unique_add_passes_marker_and_index_of_each_job() -> None:
@@ -474,6 +476,15 @@ def test_delayed_jobs_are_sent_again_from_the_first_unanswered_one() -> None:
 
     assert result is None
     assert feeds(steps) == [0, 4, 4]
+
+
+def test_delayed_jobs_that_may_be_due_by_then_are_not_sent_again() -> None:
+    bulk = replace(bulk_of(3, delayed=True), run_at_ms=[1_794_978_680_538, 1_794_978_680_537, 1_794_978_680_538])
+
+    error, _ = replay(produce.add_bulk(KEYS, ENDLESS, bulk, 5), [Fed([None], 3, LOST)])
+
+    assert isinstance(error, BulkInterrupted)
+    assert (error.added, error.unknown) == (bulk.ids[:1], 2)
 
 
 def test_delayed_jobs_with_no_answer_in_the_last_attempt_may_be_in() -> None:

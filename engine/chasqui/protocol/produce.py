@@ -19,6 +19,9 @@ T = TypeVar("T")
 # The server refused these before doing anything, for reasons that pass: sending again is always right. A replica passes
 # where the address leads to another server soon: after a failover.
 PASSING = frozenset({"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MOVED", "ASK", "BUSY", "READONLY"})
+# A lost reply is a matter of seconds. What is due so much later has not moved on when it is sent again; nearer than
+# that the promoter may have taken it, and the second time would be a second job.
+RESEND_MS = 60_000
 # Ids of ours, among jobs with ids of the caller's: kept only as long as a call may be sent again.
 OWN_MARKER_TTL_S = 600
 _UNIQUE_JOBS = 250
@@ -68,9 +71,9 @@ def add(keys: Keys, room: Room, envelope: bytes, name: bytes) -> Flow[None]:
     yield from _when_room(keys, room, lambda: call_script(script("add_job"), [keys.stream], args))
 
 
-def add_delayed(keys: Keys, run_at_ms: int, member: bytes) -> Flow[None]:
-    """One delayed job. The member holds a fresh id, so adding it again after a lost reply changes nothing."""
-    yield Command(("ZADD", keys.delayed, run_at_ms, member), safe=True)
+def add_delayed(keys: Keys, run_at_ms: int, member: bytes, now_ms: int) -> Flow[None]:
+    """One delayed job. The member holds a fresh id, so adding it again changes nothing, as long as it is there."""
+    yield Command(("ZADD", keys.delayed, run_at_ms, member), safe=run_at_ms - now_ms >= RESEND_MS)
 
 
 def add_unique(keys: Keys, room: Room, jobs: Sequence[UniqueJob]) -> Flow[list[bool]]:
@@ -116,14 +119,15 @@ def add_bulk(keys: Keys, room: Room, bulk: Bulk, attempts: int) -> Flow[int | No
     """A bulk without ids of the caller's. The cap, if any, is looked at once, before the first job; returns the length
     that was seen then.
 
-    What the server refused for a passing reason is sent again. After a lost connection delayed jobs are sent again,
-    because a member added twice is there once; for the stream nothing tells which of the unanswered jobs are in, so
-    the error does.
+    What the server refused for a passing reason is sent again. After a lost connection so are delayed jobs that are far
+    from due, because a member added twice is there once; of others nothing tells which of the unanswered are in, so the
+    error does.
 
     A job refused in front of one that got in would change places with it if it was sent again: the error tells, and
     the caller decides. Redirections are the exception: a queue that moves within a cluster must not fail a call.
     """
     stream = bulk.run_at_ms is None
+    once = min(bulk.run_at_ms or [0]) - bulk.created_at_ms < RESEND_MS
     length = (yield from _check_room(keys, room)) if stream and room.cap else None
     left: Sequence[int] = range(len(bulk))
     unanswered: set[int] = set()  # of those left: sent, and what became of them is not known
@@ -143,7 +147,7 @@ def add_bulk(keys: Keys, room: Room, bulk: Bulk, attempts: int) -> Flow[int | No
         else:
             left = left[refused:]
         unanswered &= {*left}  # one refused now may be in from a try before; one that was taken now is no riddle
-        if not again or failures == attempts or (stream and unanswered):
+        if not again or failures == attempts or (once and unanswered):
             added = sorted({*range(len(bulk))} - {*left})
             raise _interrupted(problem, added, len(unanswered), bulk.ids)
         yield Pause(attempt=failures)

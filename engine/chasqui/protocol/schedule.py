@@ -18,7 +18,7 @@ from chasqui.protocol.codec import Envelope, encode_envelope
 from chasqui.protocol.flow import Arg, Batch, Flow, Refusal, call_script, call_scripts, command
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.lease import Lease
-from chasqui.protocol.produce import Room
+from chasqui.protocol.produce import RESEND_MS, Room
 from chasqui.protocol.replies import number, plain
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, Script, script
 from chasqui.protocol.specs import StoredSpec, decode_spec, encode_spec
@@ -35,9 +35,6 @@ _DETAIL_CHARS = 1000
 _ENVELOPE_EXTRA = 256
 _LIST_PAGE = 250
 _HASH_FIELDS = ("spec", "dst", "catchup")
-# A lost reply is a matter of seconds. With the first fire this far away no scheduler can have acted on an upsert
-# before it is sent again; nearer than that, sending it again might set back what has been fired already.
-_RESEND_MS = 60_000
 
 
 # --- Store, list, remove ---
@@ -54,12 +51,16 @@ def checked_key(key: Any) -> str:
 
 
 def upsert(keys: Keys, spec: StoredSpec, first_ms: int, now_ms: int) -> Flow[None]:
-    """Store a spec, to fire first at that time."""
+    """Store a spec, to fire first at that time.
+
+    With that far away no scheduler can have acted on it before it is sent again; nearer, sending it again might set
+    back what has been fired already.
+    """
     yield from call_script(
         script("upsert_repeat"),
         [keys.repeat, keys.repeat_spec(spec.key)],
         [first_ms, spec.key, encode_spec(spec), _dst(spec)],
-        safe=first_ms - now_ms >= _RESEND_MS,
+        safe=first_ms - now_ms >= RESEND_MS,
     )
 
 
