@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from pyspark.sql.datasource import (
@@ -38,10 +38,11 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Identity:
-    """Which writer, and which of its versions."""
+    """Which writer, and which of its versions; ``query`` where a version belongs to one query alone."""
 
     app_id: str
     version: int
+    query: str = ""
 
 
 @dataclass
@@ -109,10 +110,15 @@ class BatchSink(DataSourceArrowWriter):
                 "ones when the same batch is written again"
             )
         self._identity = identity
-        self._core = _Core(options, schema, older=options.txn_older or "skip")
+        older = options.txn_older or "skip"
+        self._of_stream = older == "fail"
+        self._core = _Core(options, schema, older=older)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._core.write(iterator, self._identity)
+        identity = self._identity
+        if identity is not None and self._of_stream:
+            identity = replace(identity, query=_local(_QUERY) or "")
+        return self._core.write(iterator, identity)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._core.commit(_ours(messages))
@@ -192,7 +198,12 @@ class _Core:
         staged = [m.staged for m in messages if m.staged is not None]
         with Transactions(connection_of(self._options), self._terms()) as transactions:
             fresh = transactions.commit(
-                identity.app_id, identity.version, staged, complete=len(staged) == len(messages), rows=rows
+                identity.app_id,
+                identity.version,
+                staged,
+                complete=len(staged) == len(messages),
+                rows=rows,
+                by=identity.query,
             )
         if fresh:
             log.info("writer %s: version %d is published, %d rows", identity.app_id, identity.version, rows - bad)
@@ -252,17 +263,21 @@ class _Core:
 
 def _identity_of_task(app_id: str | None) -> Identity:
     """Who writes, by what Spark tells its tasks; the same after a restart from the checkpoint."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    query = context.getLocalProperty(_QUERY) if context else None
-    batch = context.getLocalProperty(_BATCH) if context else None
+    query, batch = _local(_QUERY), _local(_BATCH)
     if batch is None or (app_id or query) is None:
         raise ConfigError(
             "Spark does not tell the task which query and batch it belongs to, so the rows cannot be written exactly "
             "once: set delivery=atLeastOnce, or write with foreachBatch(ChasquiSink(..., txn_app_id=...))"
         )
-    return Identity(app_id or str(query), int(batch))
+    return Identity(app_id or str(query), int(batch), query or "")
+
+
+def _local(name: str) -> str | None:
+    """What Spark tells the task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.getLocalProperty(name) if context else None
 
 
 def _partition() -> int:

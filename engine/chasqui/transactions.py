@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from chasqui.connections import resolve
 from chasqui.errors import (
     ConfigError,
+    LedgerAhead,
     LedgerBroken,
     OptionError,
     QueueFull,
@@ -84,22 +85,37 @@ class Transactions:
         return self._link.run(transact.standing(AppKeys(app_id)))
 
     def commit(
-        self, app_id: str, version: int, staged: Sequence[Staged], *, complete: bool = True, rows: int | None = None
+        self,
+        app_id: str,
+        version: int,
+        staged: Sequence[Staged],
+        *,
+        complete: bool = True,
+        rows: int | None = None,
+        by: str = "",
     ) -> bool:
         """Publish what the tasks of a version have staged, once. False where the version was there already.
 
         ``complete`` is False where tasks staged nothing because home had the version then: it must have it now too.
-        ``rows``: how many the tasks have seen, for the log.
+        ``rows``: how many the tasks have seen, for the log. ``by``: who writes under that name; a version that another
+        has written is no version come again, and is refused with LedgerAhead.
         """
         app, manifest = AppKeys(app_id), manifest_of(staged)
         while True:
             if complete:
                 begun = self._link.run(
-                    transact.begin(app, version, manifest, self._terms.stage_ttl_ms, self._terms.ledger_ttl_ms)
+                    transact.begin(app, version, manifest, self._terms.stage_ttl_ms, self._terms.ledger_ttl_ms, by)
                 )
                 word, home = begun.word, begun.home
             else:
                 word, home = self._found(app, version)
+            if by and home.by and home.by != by and home.version == version:
+                self._discard(app, manifest)
+                raise LedgerAhead(
+                    f"version {version} of {app_id!r} was written by another query, {home.by}, or from a checkpoint "
+                    f"that is gone: a writer's name belongs to one query and its checkpoint. Nothing was written; "
+                    f"{transact.RESET_HINT}"
+                )
             if word == "ours":
                 finished = self._finish(app, home)
                 if finished is None:

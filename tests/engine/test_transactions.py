@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from threading import Thread
+from typing import Any
 
 import msgpack
 import pytest
@@ -51,7 +52,7 @@ def stage(url: str, queues: dict[str, Jobs], *, ttl_ms: int = 100_000, attempts:
         return stager.finish()
 
 
-def commit(url: str, app: str, version: int, *staged: Staged, terms: Terms = TERMS, **more: bool) -> bool:
+def commit(url: str, app: str, version: int, *staged: Staged, terms: Terms = TERMS, **more: Any) -> bool:
     with Transactions(options(url), terms) as transactions:
         return transactions.commit(app, version, staged, **more)
 
@@ -87,6 +88,21 @@ def test_nothing_is_visible_before_the_commit_and_all_after_it(
     assert commit(url, app, 0, staged) is True
 
     assert [job.payload["n"] for job in in_stream(client, queue)] == list(range(2500))
+    assert keys_of(client, queue) == sorted([Keys(queue).stream, Keys(queue).ledger(app)])
+
+
+def test_a_version_that_another_query_has_written_is_refused_and_its_rows_are_not_dropped_silently(
+    url: str, client: redis.Redis, queue: str, app: str
+) -> None:
+    assert commit(url, app, 0, stage(url, {queue: jobs(1)}), by="a") is True
+    assert commit(url, app, 0, stage(url, {queue: jobs(2)}), by="a") is False
+
+    for complete in (True, False):
+        with pytest.raises(LedgerAhead, match=r"written by another query, a,.*txnAppId"):
+            commit(url, app, 0, stage(url, {queue: jobs(3)}), by="b", complete=complete)
+
+    assert commit(url, app, 0, stage(url, {queue: jobs(4)})) is False  # who does not tell is not compared
+    assert numbers(client, queue) == Counter([1])
     assert keys_of(client, queue) == sorted([Keys(queue).stream, Keys(queue).ledger(app)])
 
 

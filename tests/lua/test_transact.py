@@ -25,14 +25,14 @@ class Txn:
         self.app = AppKeys(f"{keys.queue}-app")
         self.ledger = keys.ledger(self.app.app_id)
 
-    def begin(self, version: int, manifest: str = M1, pieces: int = 1) -> list[Any]:
+    def begin(self, version: int, manifest: str = M1, pieces: int = 1, by: str = "") -> list[Any]:
         key = self.app.manifest(manifest)
         for n in range(pieces):
             self.client.hset(key, str(n), "piece")
             self.client.expire(key, 100)
         self.client.sadd(self.app.queues, self.keys.queue)
         self.client.expire(self.app.queues, 100)
-        return words(self.run("begin_version", [self.app.home, key, self.app.queues], version, manifest, pieces))
+        return words(self.run("begin_version", [self.app.home, key, self.app.queues], version, manifest, pieces, by))
 
     def stage(self, name: str, *blocks: list[Any]) -> str:
         key = self.keys.stage(name)
@@ -85,9 +85,9 @@ def txn(run: Run, client: redis.Redis, keys: Keys) -> Any:
 
 
 def test_the_first_manifest_of_a_version_wins(txn: Txn) -> None:
-    assert txn.begin(5, M1) == ["ours", "5", "staged", M1]
-    assert txn.begin(5, M1) == ["ours", "5", "staged", M1]
-    assert txn.begin(5, M2) == ["other", "5", "staged", M1]
+    assert txn.begin(5, M1, by="a") == ["ours", "5", "staged", M1, "a"]
+    assert txn.begin(5, M1, by="a") == ["ours", "5", "staged", M1, "a"]
+    assert txn.begin(5, M2, by="b") == ["other", "5", "staged", M1, "a"]
     assert txn.client.ttl(txn.app.home) == txn.client.ttl(txn.app.manifest(M1)) == -1
 
 
@@ -98,7 +98,7 @@ def test_versions_are_compared_as_numbers(txn: Txn) -> None:
 
 
 def test_a_manifest_that_is_not_whole_is_not_registered(txn: Txn) -> None:
-    answer = txn.run("begin_version", [txn.app.home, txn.app.manifest(M1), txn.app.queues], 1, M1, 2)
+    answer = txn.run("begin_version", [txn.app.home, txn.app.manifest(M1), txn.app.queues], 1, M1, 2, "")
 
     assert words(answer)[0] == "torn"
     assert not txn.client.exists(txn.app.home)
@@ -125,7 +125,7 @@ def test_a_version_is_either_opened_or_withdrawn(txn: Txn) -> None:
     txn.begin(5)
     assert txn.home("withdraw_version", 5) == "withdrawn"
     assert txn.home("decide_version", 5) == "withdrawn"
-    assert txn.begin(5, M2) == ["other", "5", "withdrawn", M1]
+    assert txn.begin(5, M2) == ["other", "5", "withdrawn", M1, ""]
     assert txn.home("forget_version", 5, M1, TTL, keys=3) == 1
     assert txn.home("forget_version", 5, M1, TTL, keys=3) == 0
     assert not txn.client.exists(txn.app.home, txn.app.manifest(M1))
@@ -146,7 +146,7 @@ def test_a_withdrawal_goes_back_to_the_version_before(txn: Txn) -> None:
 
     assert txn.home("forget_version", 6, M2, TTL, keys=3) == 1
 
-    assert txn.client.hgetall(txn.app.home) == {b"version": b"5", b"state": b"done", b"done": b"5"}
+    assert txn.client.hgetall(txn.app.home) == {b"version": b"5", b"state": b"done", b"done": b"5", b"by": b""}
     assert txn.begin(5, M1)[0] == "done"
 
 

@@ -187,9 +187,8 @@ def test_rows_routed_elsewhere_in_the_re_run_of_a_half_published_batch_are_there
 def test_a_deleted_checkpoint_of_a_named_writer_is_an_error_and_drops_nothing(
     stream: Stream, one_client: redis.Redis
 ) -> None:
-    for start in (0, 100):
-        add_rows(stream.folder, range(1000 + start, 1010 + start))
-        stream.run(txnAppId=stream.queue)
+    stream.run(txnAppId=stream.queue)
+    add_rows(stream.folder, range(1000, 1010))
     before = numbers(one_client, stream.queue)
     shutil.rmtree(stream.checkpoint)
 

@@ -88,16 +88,19 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """How a writer stands: its latest version, the state of it (staged, open, withdrawn, done), and its manifest."""
+    """How a writer stands: its latest version, the state of it (staged, open, withdrawn, done), its manifest, and who
+    has written it.
+    """
 
     version: int
     state: str
     manifest_id: str
+    by: str = ""
 
     @classmethod
     def read(cls, fields: Sequence[Any]) -> Home | None:
-        version, state, manifest_id = (plain(field) for field in fields)
-        return cls(int(version), state, manifest_id) if version else None
+        version, state, manifest_id, by = (plain(field) for field in fields)
+        return cls(int(version), state, manifest_id, by) if version else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +167,12 @@ def _atomically(commands: Sequence[Command]) -> Flow[list[Any]]:
 
 def standing(app: AppKeys) -> Flow[Home | None]:
     """How the writer stands; None where it has written nothing, or so long ago that it is forgotten."""
-    return Home.read((yield command("HMGET", app.home, "version", "state", "manifest", safe=True)))
+    return Home.read((yield command("HMGET", app.home, "version", "state", "manifest", "by", safe=True)))
 
 
-def begin(app: AppKeys, version: int, manifest: Manifest, stage_ttl_ms: int, ledger_ttl_ms: int) -> Flow[Begun]:
+def begin(
+    app: AppKeys, version: int, manifest: Manifest, stage_ttl_ms: int, ledger_ttl_ms: int, by: str = ""
+) -> Flow[Begun]:
     """Register a manifest. Its pieces are stored first, where nobody looks for them, and expire if we die here."""
     pieces, manifest_id = manifest.pieces(), manifest.id
     key = app.manifest(manifest_id)
@@ -178,9 +183,9 @@ def begin(app: AppKeys, version: int, manifest: Manifest, stage_ttl_ms: int, led
         some = queues[start : start + SCRIPT_ENTRIES]
         yield from _atomically([command("SADD", app.queues, *some), command("PEXPIRE", app.queues, ledger_ttl_ms)])
     reply = yield from call_script(
-        script("begin_version"), [app.home, key, app.queues], [version, manifest_id, len(pieces)], safe=True
+        script("begin_version"), [app.home, key, app.queues], [version, manifest_id, len(pieces), by], safe=True
     )
-    word, home = plain(reply[0]), Home.read(reply[1:4])
+    word, home = plain(reply[0]), Home.read(reply[1:5])
     if word == "torn" or home is None:
         raise StageExpired(
             f"the manifest of version {version} of {app.app_id!r} expired while it was written; nothing was published: "

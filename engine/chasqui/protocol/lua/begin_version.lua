@@ -8,9 +8,10 @@
 -- ARGV[1] version
 -- ARGV[2] id         of the manifest
 -- ARGV[3] pieces     that the manifest has; 0 = there are no rows, and no key
--- returns {word, version, state, manifest id}, the last three as home has them
+-- ARGV[4] by         who writes, among those that share the name; empty = not told
+-- returns {word, version, state, manifest id, by}, the last four as home has them
 local home, manifest, queues = KEYS[1], KEYS[2], KEYS[3]
-local version, id, pieces = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local version, id, pieces, by = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local call = redis.call
 for key, wanted in pairs({ [home] = 'hash', [manifest] = 'hash', [queues] = 'set' }) do
   local found = call('TYPE', key).ok
@@ -19,8 +20,8 @@ for key, wanted in pairs({ [home] = 'hash', [manifest] = 'hash', [queues] = 'set
   end
 end
 local function standing(word)
-  local now = call('HMGET', home, 'version', 'state', 'manifest')
-  return { word, now[1] or '', now[2] or '', now[3] or '' }
+  local now = call('HMGET', home, 'version', 'state', 'manifest', 'by')
+  return { word, now[1] or '', now[2] or '', now[3] or '', now[4] or '' }
 end
 local current = call('HMGET', home, 'version', 'state', 'manifest')
 if current[1] and current[2] ~= 'done' then
@@ -38,7 +39,7 @@ if current[1] then
   if current[2] ~= 'done' or current[3] then return standing('unfinished') end
 end
 if call('HLEN', manifest) ~= pieces then return standing('torn') end
-call('HSET', home, 'version', version, 'state', 'staged', 'manifest', id)
+call('HSET', home, 'version', version, 'state', 'staged', 'manifest', id, 'by', by)
 call('PERSIST', home)
 call('PERSIST', manifest)
 call('PERSIST', queues)
