@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ log = logging.getLogger("chasqui.batches")
 
 Piece: TypeAlias = tuple[int, int, int]
 """Part of a batch: a block, the first job of it, and the one behind the last."""
+
+BEAT_S = 1.0
+"""How often a task tells that it lives."""
 
 _BLOCKS_AT_ONCE = 16
 
@@ -47,6 +51,9 @@ class BatchJobs:
     def task(self, run: str) -> Iterator[bool]:
         """While a task of that Spark run is at work on jobs of the batch: a driver that is stopped meanwhile does not
         give them back. False: the batch is settled or was given back, and nothing is to be read from it.
+
+        A thread tells again and again that the task lives: Spark kills the process of a stopped task some seconds
+        later, and nobody else would know when.
         """
         task = uuid.uuid4().hex
         begun = self._link.run(self._place.begin_task(self.seq, self._token, run, task))
@@ -55,14 +62,27 @@ class BatchJobs:
                 f"another driver has batch {self.seq} of queue {self.queue!r} by now: this task was "
                 f"planned by one that was replaced"
             )
+        over = threading.Event()
+        beating = threading.Thread(target=self._beat, args=[over, run, task], name="chasqui-task", daemon=True)
+        if begun:
+            beating.start()
         try:
             yield begun
         finally:
             if begun:
+                over.set()
+                beating.join()
                 try:
                     self._link.run(self._place.end_task(self.seq, self._token, task))
                 except ChasquiError as error:
                     log.info("the end of a task was not noted, its jobs will not be given back: %s", error.message)
+
+    def _beat(self, over: threading.Event, run: str, task: str) -> None:
+        while not over.wait(BEAT_S):
+            try:
+                self._link.run(self._place.begin_task(self.seq, self._token, run, task))
+            except Exception as error:  # noqa: BLE001 - the next one may come through
+                log.info("a task could not tell that it lives: %s", error)
 
     def pages(self, pieces: Sequence[Piece]) -> Iterator[list[Entry]]:
         """The records of the jobs in these pieces: entry id, flat fields, deliveries before. What is gone is left

@@ -41,6 +41,8 @@ _POLL_S = 0.05
 _SLICES_AT_ONCE = 4
 _UNKNOWN = -math.inf
 _FORGET_EVERY_S = 3600.0
+# Spark kills what runs in a stopped task about four seconds later. A task tells every second that it lives.
+_SILENT_MS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,14 +303,14 @@ class Claims:
         settle(self._link, queue, self.sid, seq, self._terms)
         self._drop(queue, seq)
 
-    def leave(self, grace_s: float, linger_s: float = 0.0) -> int:
+    def leave(self, grace_s: float, linger_s: float = 0.0, tasks_s: float = 12.0) -> int:
         """The query was stopped: give back what it had taken and not committed; how many jobs that was.
 
         Whether Spark committed the last batch only the listener knows, which hears of every commit before it hears of
-        the end. So this waits for its word, for ``grace_s`` at most, and for tasks that have not ended; then for
-        ``linger_s`` more, where jobs may still be at work behind the tasks that have read them. Without word or end
-        the jobs stay claimed until they are stale. The lease goes back at once. Should the query be started again
-        meanwhile, our token is old and nothing is released.
+        the end. So this waits for its word, for ``grace_s`` at most, and then until the tasks have ended or fallen
+        silent: for ``linger_s`` at least, because jobs may be at work behind the tasks that have read them, and for
+        ``tasks_s`` at most. Without word, or with tasks that live on, the jobs stay claimed until they are stale. The
+        lease goes back at once. Should the query be started again meanwhile, our token is old and nothing is released.
         """
         self._stop.set()
         with self._lock:
@@ -326,7 +328,7 @@ class Claims:
                 if found is not None:
                     left.discard((queue, seq))
                     released += found
-            if not left or time.monotonic() > told_by + (linger_s if stopped else 0.0):
+            if not left or time.monotonic() > (max(stopped.values()) + tasks_s if stopped else told_by):
                 break
             time.sleep(_POLL_S)
         if left:
@@ -346,8 +348,12 @@ class Claims:
             how = link.run(manifests.how_ended(batch.run)) if batch.run else ""
             if not batch.there or how == FAILED:
                 return 0
+            if batch.run and how != STOPPED:
+                return None
             # One that no task has begun is marked as given back before one can.
-            if batch.run and (how != STOPPED or batch.tasks or now < stopped.setdefault((queue, seq), now) + linger_s):
+            if batch.run and now < stopped.setdefault((queue, seq), now) + linger_s:
+                return None
+            if batch.tasks and batch.silent_ms < _SILENT_MS:
                 return None
         return with_group(link, place, partial(self._release, place, seq, token)) or 0
 

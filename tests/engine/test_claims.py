@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 import redis
 
+import chasqui.batch_jobs
+import chasqui.claims
 from chasqui import Backoff, Consumer, Producer, RetryOverride
 from chasqui.batch_jobs import BatchJobs
 from chasqui.claims import Claims, Planned, SettleTerms, settle, tell_ended
 from chasqui.errors import CheckpointInUse, ConfigError, ConnectionLost
 from chasqui.options import ConnectionOptions
 from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
+from chasqui.protocol.keys import Keys
+from chasqui.protocol.manifests import Place
 from chasqui.protocol.scripts import script
 from chasqui.redis_io import Link
 from tests.proxy import CUT, DROP_REPLY, Act, Proxy
@@ -232,16 +236,16 @@ def test_a_greedy_worker_takes_over_a_dead_workers_job_and_none_of_a_batch_that_
 ) -> None:
     stream = f"{{chasqui:{queue}}}:stream"
     add(url, queue, 1200)
-    driver = drive(terms={"claim_min_idle_ms": 300})
+    driver = drive(terms={"claim_min_idle_ms": 1000})
     driver.claim(queue, 1, limit=1200)
     add(url, queue, 1)
     ((_, ((control, _),)),) = client.xreadgroup("default", "dead", {stream: ">"})
-    greedy = Consumer(url, queue=queue, block_ms=20, claim_min_idle_ms=300, delayed_enabled=False, run_scheduler=False)
+    greedy = Consumer(url, queue=queue, block_ms=20, claim_min_idle_ms=1000, delayed_enabled=False, run_scheduler=False)
     ran: list[str] = []
 
     async def handler(job: Any) -> None:
         ran.append(job.entry_id)
-        await asyncio.sleep(1)  # three times as long as the threshold, with the batch in hand
+        await asyncio.sleep(2)  # twice as long as the threshold, with the batch in hand
         greedy.stop()
 
     asyncio.run(greedy.run(handler))
@@ -547,9 +551,32 @@ def test_jobs_of_a_task_that_never_ends_stay_claimed(
     tell_ended(link, run, failed=False)
 
     with jobs.task(run):
-        assert driver.leave(0.2) == 0
+        assert driver.leave(0.2, tasks_s=0.2) == 0
 
     assert max(idle for _, idle, _ in pending(client, queue).values()) < 20_000
+
+
+def test_jobs_of_a_task_that_was_killed_are_given_back_when_it_has_been_silent(
+    drive: Open, link: Link, url: str, queue: str, sid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chasqui.batch_jobs, "BEAT_S", 0.05)
+    monkeypatch.setattr(chasqui.claims, "_SILENT_MS", 500)
+    add(url, queue, 4)
+    driver = drive()
+    driver.claim(queue, 1, limit=4)
+    token = driver.plan(queue, 1).token
+    run, released = uuid.uuid4().hex, list[int]()
+    tell_ended(link, run, failed=False)
+    link.run(Place(Keys(queue), "default", sid).begin_task(1, token, run, "killed"))
+    leaving = threading.Thread(target=lambda: released.append(driver.leave(5)))
+
+    with BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=token).task(run):
+        leaving.start()
+        leaving.join(1)
+        assert leaving.is_alive()
+    leaving.join()
+
+    assert released == [4]
 
 
 def test_jobs_that_may_be_at_work_behind_their_tasks_are_given_back_after_these_have_had_their_time(

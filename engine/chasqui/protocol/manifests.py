@@ -64,13 +64,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a batch has come: whether it is there, the Spark run whose tasks have begun to read it (empty: none), and
-    how many of that driver's tasks have not ended.
+    """How far a batch has come: whether it is there, the Spark run whose tasks have begun to read it (empty: none), how
+    many of that driver's tasks have not ended, and for how long none of them has been heard of.
     """
 
     there: bool
     run: str
     tasks: int
+    silent_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,9 @@ class Place:
         return found
 
     def begin_task(self, seq: int, token: int, run: str, task: str) -> Flow[bool | None]:
-        """Note that a task of that run begins to read. False: there is nothing to read. None: the token is old."""
+        """Note that a task of that run begins to read, or is still at work. False: there is nothing to read. None: the
+        token is old.
+        """
         keys = [self.session, self.manifest(seq)]
         found = number((yield from call_script(script("begin_task"), keys, [token, run, task], safe=True)))
         return None if found < 0 else found == 1
@@ -189,8 +192,12 @@ class Place:
         yield from call_script(script("end_task"), [self.manifest(seq)], [token, task], safe=True)
 
     def standing(self, seq: int, token: int) -> Flow[Standing]:
-        count, run, tasks = yield command("HMGET", self.manifest(seq), "count", "run", f"tasks:{token}", safe=True)
-        return Standing(count is not None, plain(run), number(tasks))
+        key = self.manifest(seq)
+        asked = command("HMGET", key, "count", "run", f"tasks:{token}", f"beat:{token}", safe=True)
+        held, now = values((yield Batch((asked, command("TIME", safe=True, route=key)))))
+        count, run, tasks, beat = held
+        now_ms = number(now[0]) * 1000 + number(now[1]) // 1000
+        return Standing(count is not None, plain(run), number(tasks), now_ms - number(beat))
 
     # Ending.
 
