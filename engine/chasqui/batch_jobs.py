@@ -14,7 +14,7 @@ from chasqui.protocol import manifests
 from chasqui.protocol.consume import Entry
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import Item, Place
-from chasqui.protocol.reading import FIRST_PAGE, next_count
+from chasqui.protocol.reading import PageLength, some_size
 from chasqui.redis_io import Link
 
 log = logging.getLogger("chasqui.batches")
@@ -88,17 +88,17 @@ class BatchJobs:
         """The records of the jobs in these pieces: entry id, flat fields, deliveries before. What is gone is left
         out.
         """
-        count = FIRST_PAGE
+        length = PageLength()
         for start in range(0, len(pieces), _BLOCKS_AT_ONCE):
             some = pieces[start : start + _BLOCKS_AT_ONCE]
             blocks = self._link.run(self._place.items(self.seq, [block for block, _, _ in some]))
             runs = [items[first:stop] for items, (_, first, stop) in zip(blocks, some, strict=True)]
             while runs:
-                chosen, runs = first_of(runs, count)
+                chosen, runs = first_of(runs, length.count)
                 found = self._link.run(manifests.entries(self._place.keys, chosen))
                 self.vanished += sum(map(len, chosen)) - len(found)
                 if found:
-                    count = next_count(count, found)
+                    length.had(length.count, *some_size(found))
                     yield found
 
 

@@ -14,16 +14,15 @@ from chasqui.protocol.flow import Refusal
 from chasqui.protocol.keys import Keys, checked_queue
 from chasqui.protocol.reading import (
     BEGINNING,
-    FIRST_PAGE,
     LAST,
     PAGE_ENTRIES,
     Id,
+    PageLength,
     PendingEntry,
     Position,
     Sample,
     Walk,
-    fitting,
-    next_count,
+    some_size,
 )
 from chasqui.protocol.replies import parsed
 from chasqui.redis_io import Link
@@ -116,10 +115,10 @@ class Reader:
         yield from self._pages(self._stream("jobs", queue), after, upto, job_spans)
 
     def _pages(self, key: str, after: str, upto: str, look: Callable[[bytes], JobSpans | None] | None) -> Iterator[Any]:
-        count, parse = FIRST_PAGE, 0  # pages to parse until bytes are looked at again
+        length, parse = PageLength(), 0  # pages to parse until bytes are looked at again
         while after not in (upto, LAST):
             page: Any
-            page, count = self._link.run(reading.page(key, after, upto, count))
+            page, asked = self._link.run(reading.page(key, after, upto, length.count))
             if isinstance(page, bytes):
                 data, page = page, None
                 if look is not None and not parse:
@@ -131,11 +130,13 @@ class Reader:
                     page = parsed(data)
             if not page:
                 return
-            full = len(page) == count
+            full = len(page) == asked
             if isinstance(page, JobSpans):
-                last, count = page.entry_id(-1), fitting(count, len(page), len(page.data))
+                last = page.entry_id(-1)
+                length.had(asked, len(page), len(page.data))
             else:
-                last, count = page[-1][0], next_count(count, page)
+                last = page[-1][0]
+                length.had(asked, *some_size(page))
             yield page
             if not full:
                 return
@@ -199,10 +200,10 @@ class Reader:
         The promoter takes members away meanwhile, so places in the set shift: pages go on by score. Members of one
         score are told apart by themselves, up to ten thousand of them; beyond that by place.
         """
-        least, ties, skip, count = "-inf", set[bytes](), 0, FIRST_PAGE
+        least, ties, skip, length = "-inf", set[bytes](), 0, PageLength()
         while True:
-            some, known = count + len(ties), len(ties)
-            page = self._link.run(reading.delayed(self._of(queue), least, skip, some, known + 1))
+            known = len(ties)
+            page, asked = self._link.run(reading.delayed(self._of(queue), least, skip, known + length.count, known + 1))
             fresh = [(member, score) for member, score in page if member not in ties]
             if not fresh:
                 return
@@ -215,8 +216,7 @@ class Reader:
                     skip, ties = skip + len(ties), set()
             else:
                 least, ties, skip = repr(last), same, 0
-            size = sum(len(member) for member, _ in fresh)
-            count = fitting(count, len(fresh), size)
+            length.had(asked - known, len(fresh), sum(len(member) for member, _ in fresh))
 
     def repeatable(self, queue: str, limit: int = 100_000) -> list[RepeatableMeta]:
         """The repeat specs of a queue, the next to fire first."""

@@ -16,7 +16,7 @@ from chasqui import AuthFailed, ConnectionLost, NewJob, Producer, RetryOverride,
 from chasqui.bridge import ConnectionOptions, JobSpans, Reader, delayed_columns, job_columns, matches
 from chasqui.protocol.columns import one_by_one
 from chasqui.protocol.keys import Keys
-from chasqui.protocol.reading import PAGE_BYTES, PAGE_ENTRIES, next_count
+from chasqui.protocol.reading import PAGE_BYTES, PAGE_ENTRIES, PageLength, some_size
 from chasqui.protocol.replies import fields
 from chasqui.reader import queue_of
 from tests.conftest import is_redis_6, skip_before_redis_7
@@ -144,11 +144,29 @@ def test_pages_of_large_entries_are_short(reader: Reader, url: str, queue: str) 
 
 
 def test_page_sizes_follow_what_entries_weigh() -> None:
-    small, large = [(b"1-0", [b"d", b"x" * 10])] * 100, [(b"1-0", [b"d", b"x" * (1 << 20)])] * 100
+    length = PageLength()
+    first = length.count
 
-    assert next_count(100, small) == 400
-    assert next_count(PAGE_ENTRIES, small) == PAGE_ENTRIES
-    assert next_count(100, large) == PAGE_BYTES // ((1 << 20) + 1)
+    length.had(first, *some_size([(b"1-0", [b"d", b"x" * 10])] * first))
+    assert length.count == 4 * first
+    for _ in range(5):
+        length.had(length.count, 100, 1000)
+    assert length.count == PAGE_ENTRIES
+    length.had(length.count, *some_size([(b"1-0", [b"d", b"x" * (1 << 20)])] * 100))
+    assert length.count == PAGE_BYTES // ((1 << 20) + 1)
+
+
+def test_after_a_page_that_was_too_long_pages_do_not_grow_for_a_while() -> None:
+    length = PageLength()
+    for _ in range(5):
+        length.had(length.count, 100, 1000)
+
+    lengths = list[int]()
+    for asked in (250, *[250] * 15, 250):
+        length.had(asked, 100, 1000)
+        lengths.append(length.count)
+
+    assert lengths == [250] * 16 + [1000]
 
 
 @pytest.mark.parametrize("act", [CUT, DROP_REPLY], ids=["cut", "reply lost"])

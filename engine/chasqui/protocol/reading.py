@@ -27,6 +27,7 @@ PAGE_ENTRIES = 4000
 PAGE_BYTES = 4 << 20
 TOO_LONG = 4 * PAGE_BYTES
 SHORTER = 16
+STEADY_PAGES = 16
 FIRST_PAGE = 64
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
@@ -362,8 +363,10 @@ def pending(keys: Keys, group: str, after: str, count: int) -> Flow[list[Pending
     return [PendingEntry(plain(one[0]), plain(one[1]), number(one[2]), number(one[3])) for one in reply]
 
 
-def delayed(keys: Keys, least: str, skip: int, count: int, floor: int) -> Flow[list[tuple[bytes, float]]]:
-    """Delayed members from a score on, the soonest first; where so many are too long, fewer, but so many at least."""
+def delayed(keys: Keys, least: str, skip: int, count: int, floor: int) -> Flow[tuple[list[tuple[bytes, float]], int]]:
+    """Delayed members from a score on, the soonest first, and how many were asked for in the end: fewer where they are
+    too long, but so many at least.
+    """
     while True:
         args: tuple[Arg, ...] = ("ZRANGEBYSCORE", keys.delayed, least, "+inf", "WITHSCORES", "LIMIT", skip, count)
         flat = yield Command(args, safe=True, as_bytes=TOO_LONG if count > floor else sys.maxsize)
@@ -372,7 +375,7 @@ def delayed(keys: Keys, least: str, skip: int, count: int, floor: int) -> Flow[l
         count = max(floor, count // SHORTER)
     if isinstance(flat, bytes):
         flat = parsed(flat)
-    return [(flat[i], float(flat[i + 1])) for i in range(0, len(flat), 2)]
+    return [(flat[i], float(flat[i + 1])) for i in range(0, len(flat), 2)], count
 
 
 def results(keys: Sequence[str]) -> Flow[list[tuple[bytes, int]]]:
@@ -382,14 +385,26 @@ def results(keys: Sequence[str]) -> Flow[list[tuple[bytes, int]]]:
     return [(replies[i] or b"", number(replies[i + 1])) for i in range(0, len(replies), 2)]
 
 
-def next_count(count: int, entries: Sequence[Any]) -> int:
-    """How many entries to ask for next: about ``PAGE_BYTES`` of such as these. A page grows by steps, so that one page
-    of small entries does not make the next one, of large ones, a thousand times as long.
+class PageLength:
+    """How many entries to ask for: about ``PAGE_BYTES`` of such as those before. It grows by steps, so that one page of
+    small entries does not make the next one, of large ones, a thousand times as long; and for a while not at all after
+    a page that was too long, because what made it so is still to come.
     """
+
+    def __init__(self) -> None:
+        self.count = FIRST_PAGE
+        self._steady = 0
+
+    def had(self, asked: int, entries: int, size: int) -> None:
+        """Take a page into account: how many it was asked for in the end, how many came, and their bytes."""
+        if asked < self.count:
+            self._steady = STEADY_PAGES
+        most = asked if self._steady else 4 * asked
+        self._steady = max(0, self._steady - 1)
+        self.count = max(1, min(PAGE_ENTRIES, most, PAGE_BYTES * entries // max(1, size)))
+
+
+def some_size(entries: Sequence[Any]) -> tuple[int, int]:
+    """About how large entries are, told by some of them: how many were looked at, and their bytes."""
     some = entries[:: max(1, len(entries) // 64)]
-    return fitting(count, len(some), sum(len(value) for entry in some for value in entry[1] or ()))
-
-
-def fitting(count: int, entries: int, size: int) -> int:
-    """The same, where so many entries are known to have that size together."""
-    return max(1, min(PAGE_ENTRIES, 4 * count, PAGE_BYTES * entries // max(1, size)))
+    return len(some), sum(len(value) for entry in some for value in entry[1] or ())
