@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from chasqui_spark.options import SourceOptions
-from chasqui_spark.pipeline import Counted, arguments, chosen, run, spark_options
+from chasqui_spark.pipeline import Counted, arguments, chosen, run, spark_options, trigger
 
 
 def main(argv: list[str]) -> int:
@@ -32,8 +32,7 @@ def main(argv: list[str]) -> int:
         .option("path", flags.path)
         .option("checkpointLocation", flags.checkpoint)
     )
-    every = {"processingTime": flags.follow} if flags.follow else {"availableNow": True}
-    rows = Counted(writer.trigger(**every).start()).finish()
+    rows = Counted(writer.trigger(**trigger(flags.follow)).start()).finish()
     print(f"archived {rows:,} events to {flags.path}")
     return 0
 

@@ -13,10 +13,12 @@ leaves the dead letters in the same step, once, with attempt 0.
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
+from chasqui import ConfigError
 from chasqui_spark.options import ReplayOptions, SourceOptions, connection_of
 from chasqui_spark.pipeline import arguments, chosen, run, spark_options
 
@@ -35,30 +37,43 @@ def report(letters: DataFrame) -> DataFrame:
     )
 
 
+def put_back(letters: DataFrame, back: ReplayOptions, *, repaired: bool) -> tuple[int, datetime | None]:
+    """Replay them; how many were given to that, and which is the newest of them."""
+    seen = Observation()
+    chosen_ones = letters.observe(seen, f.count(f.lit(1)).alias("letters"), f.max("enqueued_at").alias("newest"))
+    columns = ["queue", "entry_id", *(["payload"] if repaired else [])]
+    writer = chosen_ones.select(columns).write.format("chasqui").mode("append").options(**spark_options(back))
+    writer.option("replayFrom", "dlq").save()
+    return seen.get["letters"], seen.get["newest"]
+
+
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, SourceOptions, skip=("view", "mode", "max_payload_bytes"))
     parser.add_argument("--where", default="true", metavar="SQL", help="which letters (default: all)")
-    parser.add_argument(
-        "--repair", metavar="SQL", help="a new payload; needs --payload-schema to look into the old one"
-    )
     parser.add_argument("--replay", action="store_true", help="put the chosen letters back to work")
-    parser.add_argument("--max-per-second", type=int, metavar="N", help="--replay: not faster than this")
+    parser.add_argument(
+        "--repair", metavar="SQL", help="--replay: a new payload; --payload-schema lets it look into the old one"
+    )
+    parser.add_argument("--max-per-second", metavar="N", help="--replay: not faster than this")
     flags = parser.parse_args(argv)
+    for name, value in (("--repair", flags.repair), ("--max-per-second", flags.max_per_second)):
+        if value is not None and not flags.replay:
+            raise ConfigError(f"{name} is heeded with --replay only: give both or none")
     source = chosen(SourceOptions, flags, "source")
+    back = ReplayOptions(**asdict(connection_of(source)), max_per_second=flags.max_per_second)
     spark = SparkSession.builder.appName("triage of dead letters").getOrCreate()
-    letters = spark.read.format("chasqui").options(**spark_options(source)).option("view", "dlq").load()
-    letters = letters.where(flags.where)
-    report(letters).show(200, truncate=60)
+
+    def letters() -> DataFrame:
+        view = spark.read.format("chasqui").options(**spark_options(source)).option("view", "dlq").load()
+        return view.where(flags.where)
+
+    report(letters()).show(200, truncate=60)
     if not flags.replay:
         return 0
-    if flags.repair:
-        letters = letters.withColumn("payload", f.expr(flags.repair))
-    back = ReplayOptions(**asdict(connection_of(source)), max_per_second=flags.max_per_second)
-    columns = ["queue", "entry_id", *(["payload"] if flags.repair else [])]
-    writer = letters.select(columns).write.format("chasqui").mode("append").options(**spark_options(back))
-    writer.option("replayFrom", "dlq").save()
-    left = spark.read.format("chasqui").options(**spark_options(source)).option("view", "dlq").load()
-    print(f"{left.where(flags.where).count():,} such letters are left")
+    given = letters().withColumn("payload", f.expr(flags.repair)) if flags.repair else letters()
+    found, newest = put_back(given, back, repaired=bool(flags.repair))
+    left, old = letters().agg(f.count(f.lit(1)), f.count_if(f.col("enqueued_at") <= f.lit(newest))).first()
+    print(f"replayed {found - old:,} of {found:,} dead letters; {left:,} such letters are left")
     return 0
 
 

@@ -10,11 +10,14 @@ nothing more of it can come.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from argparse import Namespace
+
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from chasqui import ConfigError
 from chasqui_spark.options import SourceOptions
-from chasqui_spark.pipeline import arguments, chosen, run, spark_options
+from chasqui_spark.pipeline import arguments, chosen, interval, run, spark_options, trigger
 
 
 def figures(events: DataFrame, window: str) -> DataFrame:
@@ -38,37 +41,56 @@ def figures(events: DataFrame, window: str) -> DataFrame:
     )
 
 
+def objectives(flags: Namespace) -> Column:
+    """Whether a window has missed one of them."""
+    missed = f.lit(False)
+    if flags.max_p99_ms is not None:
+        missed = missed | (f.col("p99_ms") > flags.max_p99_ms)
+    if flags.max_failures is not None:
+        missed = missed | (f.col("failure_rate") > flags.max_failures)
+    return missed
+
+
+def check(flags: Namespace) -> None:
+    """Flags that would say nothing are refused."""
+    following = {"--path": flags.path, "--checkpoint": flags.checkpoint, "--lateness": flags.lateness}
+    judging = {"--max-p99-ms": flags.max_p99_ms, "--max-failures": flags.max_failures}
+    if flags.follow is not None and not (flags.path and flags.checkpoint):
+        raise ConfigError("--follow needs --path, where windows are written, and --checkpoint")
+    for name, value in (judging if flags.follow is not None else following).items():
+        if value is not None:
+            where = "without" if flags.follow is not None else "with"
+            raise ConfigError(f"{name} is heeded {where} --follow only: leave one of the two out")
+    if flags.max_p99_ms is not None and not flags.max_p99_ms > 0:
+        raise ConfigError(f"--max-p99-ms expects milliseconds, more than 0; got {flags.max_p99_ms:g}")
+    if flags.max_failures is not None and not 0 <= flags.max_failures <= 1:
+        raise ConfigError(f"--max-failures expects a share from 0 to 1, such as 0.01; got {flags.max_failures:g}")
+
+
 def main(argv: list[str]) -> int:
     parser = arguments(__doc__, SourceOptions, skip=("view", "mode"))
-    parser.add_argument("--window", default="1 minute", help="length of a window (default: 1 minute)")
-    parser.add_argument("--lateness", default="10 seconds", help="--follow: how late an event may come")
+    parser.add_argument("--window", default="1 minute", metavar="TIME", help="length of a window (default: 1 minute)")
     parser.add_argument("--follow", metavar="TIME", help="go on, with a batch every so often, such as 60s")
+    parser.add_argument("--lateness", metavar="TIME", help="--follow: how late an event may come (default: 10 seconds)")
     parser.add_argument("--path", metavar="DIR", help="--follow: where the Parquet files go")
     parser.add_argument("--checkpoint", metavar="DIR", help="--follow: where the query remembers what it has done")
     parser.add_argument("--max-p99-ms", type=float, metavar="MS", help="the objective for the 99th percentile")
-    parser.add_argument(
-        "--max-failures", type=float, metavar="SHARE", help="the objective for the share of failed runs"
-    )
+    parser.add_argument("--max-failures", type=float, metavar="SHARE", help="that for the share of failed runs: 0 to 1")
     flags = parser.parse_args(argv)
-    if flags.follow and not (flags.path and flags.checkpoint):
-        parser.error("--follow needs --path and --checkpoint")
+    check(flags)
     options = {**spark_options(chosen(SourceOptions, flags, "source")), "view": "events"}
     spark = SparkSession.builder.appName("queue SLO").getOrCreate()
-    if flags.follow:
+    window = interval(flags.window)
+    if flags.follow is not None:
         events = spark.readStream.format("chasqui").options(**options).load()
-        late = figures(events.withWatermark("created_at", flags.lateness), flags.window)
-        writer = late.writeStream.format("parquet").option("path", flags.path)
-        query = writer.option("checkpointLocation", flags.checkpoint).trigger(processingTime=flags.follow).start()
-        query.awaitTermination()
+        late = figures(events.withWatermark("created_at", interval(flags.lateness or "10s")), window)
+        writer = late.writeStream.format("parquet").option("path", flags.path).trigger(**trigger(flags.follow))
+        writer.option("checkpointLocation", flags.checkpoint).start().awaitTermination()
         return 0
-    table = (
-        figures(spark.read.format("chasqui").options(**options).load(), flags.window).orderBy("from", "name").cache()
-    )
+    events = spark.read.format("chasqui").options(**options).load()
+    table = figures(events, window).orderBy("from", "name").cache()
     table.show(1000, truncate=False)
-    missed = table.where(
-        (f.col("p99_ms") > (flags.max_p99_ms or float("inf")))
-        | (f.col("failure_rate") > (1.0 if flags.max_failures is None else flags.max_failures))
-    ).count()
+    missed = table.where(objectives(flags)).count()
     print(f"{missed} of {table.count()} windows missed their objective")
     return 1 if missed else 0
 

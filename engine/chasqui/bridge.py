@@ -18,7 +18,7 @@ from chasqui.handlers import outcomes as batch_outcomes
 from chasqui.ids import new_ids
 from chasqui.intake import Limits, classify
 from chasqui.loading import load_handler
-from chasqui.options import ConnectionOptions, Settling, build, check, option, spell, table
+from chasqui.options import ConnectionOptions, Settling, build, check, option, option_duration, spell, table
 from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
 from chasqui.payload import PayloadCodec
 from chasqui.protocol.blocks import Dead, Jobs, packed_retry
@@ -116,6 +116,7 @@ __all__ = [
     "name_bytes",
     "new_ids",
     "option",
+    "option_duration",
     "packed_retry",
     "parse_event",
     "parse_url",

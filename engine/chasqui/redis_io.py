@@ -31,6 +31,7 @@ from chasqui.connections import AsyncNodes, Nodes, async_client, client, resolve
 from chasqui.errors import ConnectionLost
 from chasqui.options import ConnectionOptions
 from chasqui.protocol.flow import Fed, Feed, Flow, Pause, Refusal, Step, TooLong
+from chasqui.protocol.observe import ping
 from chasqui.protocol.produce import PASSING
 from chasqui.protocol.slots import ASK_FOR_SLOTS, Place, SlotMap, slot_of
 from chasqui.redis_errors import connection_lost, refusal_of, reply_in, translated, typed
@@ -75,6 +76,10 @@ class Link:
                     reply = self._take(step)
                 except (Refusal, ConnectionLost) as raised:
                     error = raised
+
+    def ping(self) -> None:
+        """Reach the server: what is in the way is raised here, and not by the first thing that is asked."""
+        self.run(ping())
 
     @property
     def clustered(self) -> bool:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import redis
+from pyspark.sql import SparkSession
 
 from chasqui import Consumer, Producer, UnrecoverableError
 from tests.support import eventually
@@ -19,8 +26,18 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-def submit(job: str, *arguments: str, expect: int = 0, **environment: str) -> str:
-    """Run a pipeline; what it printed."""
+def load_job(name: str) -> ModuleType:
+    """A pipeline as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "jobs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def start(job: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Run a pipeline by spark-submit, in a process group of its own."""
     settings = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",
@@ -30,7 +47,7 @@ def submit(job: str, *arguments: str, expect: int = 0, **environment: str) -> st
         "spark.ui.showConsoleProgress": "false",
     }
     conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    done = subprocess.run(
+    return subprocess.Popen(
         [str(BIN / "spark-submit"), *conf, str(ROOT / "jobs" / job), *arguments],
         cwd=ROOT,
         env={
@@ -40,12 +57,19 @@ def submit(job: str, *arguments: str, expect: int = 0, **environment: str) -> st
             "SPARK_LOCAL_IP": "127.0.0.1",
             **environment,
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=240,
+        start_new_session=True,
     )
-    assert done.returncode == expect, done.stdout[-3000:] + done.stderr[-5000:]
-    return done.stdout + done.stderr
+
+
+def submit(job: str, *arguments: str, expect: int = 0, **environment: str) -> str:
+    """Run a pipeline to its end; what it printed."""
+    with start(job, *arguments, **environment) as process:
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == expect, out[-3000:] + err[-5000:]
+    return out + err
 
 
 def work_off(url: str, queue: str, jobs: int) -> None:
@@ -77,73 +101,137 @@ def payloads(url: str, queue: str) -> list[Any]:
     return taken
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+def committed(path: Path) -> list[Path]:
+    """What Spark has committed to a folder of files, batch by batch."""
+    return list((path / "_spark_metadata").glob("[0-9]*"))
+
+
+@pytest.fixture
+def job(
+    spark: SparkSession, one_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Runs a pipeline in the session of the tests; what it printed."""
+    monkeypatch.setenv("CHASQUI_URL", one_url)
+
+    def call(name: str, *arguments: str, expect: int = 0) -> str:
+        capsys.readouterr()
+        assert load_job(name).main(list(arguments)) == expect
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.mark.timeout(300)
-def test_files_are_enqueued_once_as_batch_and_as_stream(one_url: str, one_queue: str, tmp_path: Path) -> None:
-    first = [{"to": f"user{n}", "kind": "welcome"} for n in range(50)]
-    write_rows(tmp_path / "in" / "a.json", first)
-    common = ("--input", str(tmp_path / "in"), "--format", "json", "--queue", one_queue)
+def test_files_are_enqueued_once_as_batch_and_as_stream(
+    job: Callable[..., str], one_url: str, one_queue: str, tmp_path: Path
+) -> None:
+    csv, config = tmp_path / "leads.csv", tmp_path / "chasqui.toml"
+    csv.write_text("to,kind\n" + "".join(f"user{n},welcome\n" for n in range(50)))
+    config.write_text(f'[sink]\nqueue = "{one_queue}"\ntxn_app_id = "files"\ntxn_version = 1\n')
+    batch = ("--input", str(csv), "--format", "csv", "--config", str(config))
     select = ("--select", "kind AS name, struct(to) AS payload")
-    once = ("--txn-app-id", "files", "--txn-version", "1")
 
-    submit("enqueue_files.py", *common, *select, *once, CHASQUI_URL=one_url)
-    submit("enqueue_files.py", *common, *select, *once, CHASQUI_URL=one_url)
+    assert "enqueued 50 rows of" in job("enqueue_files", *batch, *select)
+    assert "skipped 50 rows, because files has version 1 already, of" in job("enqueue_files", *batch, *select)
 
-    assert sorted(payloads(one_url, one_queue), key=str) == sorted(
-        [("welcome", {"to": row["to"]}) for row in first], key=str
-    )
+    assert payloads(one_url, one_queue) == [("welcome", {"to": f"user{n}"}) for n in range(50)]
 
-    stream = (*common, "--stream", "--checkpoint", str(tmp_path / "checkpoint"), "--name", "again")
-    submit("enqueue_files.py", *stream, CHASQUI_URL=one_url)
-    write_rows(tmp_path / "in" / "b.json", [{"to": "new", "kind": "k"}])
-    told = submit("enqueue_files.py", *stream, CHASQUI_URL=one_url)
+    parquet = tmp_path / "in"
+    parquet.mkdir()
+    pq.write_table(pa.table({"to": ["a", "b"], "n": [1, 2]}), parquet / "a.parquet")
+    stream = ("--input", str(parquet), "--queue", one_queue, "--name", "again")
+    stream = (*stream, "--stream", "--checkpoint", str(tmp_path / "checkpoint"))
+    assert "enqueued 2 new rows of" in job("enqueue_files", *stream)
+    pq.write_table(pa.table({"to": ["c"], "n": [3]}), parquet / "b.parquet")
+    assert "enqueued 1 new rows of" in job("enqueue_files", *stream)
 
-    assert "enqueued 1 new rows" in told
-    assert len(payloads(one_url, one_queue)) == 51
+    assert sorted(payloads(one_url, one_queue), key=str) == [
+        ("again", {"to": to, "n": n}) for to, n in (("a", 1), ("b", 2), ("c", 3))
+    ]
 
 
 @pytest.mark.timeout(300)
-def test_events_are_archived_by_day_without_doubles_and_judged(one_url: str, one_queue: str, tmp_path: Path) -> None:
+def test_events_are_archived_by_day_without_doubles_and_judged(
+    job: Callable[..., str], spark: SparkSession, one_url: str, one_queue: str, one_client: redis.Redis, tmp_path: Path
+) -> None:
     with Producer(one_url, queue=one_queue) as producer:
         producer.add_bulk([{"to": "ana"}] * 18 + [{"to": " "}] * 2, name="mail")
     work_off(one_url, one_queue, 20)
-    where = ("--path", str(tmp_path / "history"), "--checkpoint", str(tmp_path / "checkpoint"))
+    history = tmp_path / "history"
+    where = ("--queue", one_queue, "--path", str(history), "--checkpoint", str(tmp_path / "checkpoint"))
+    events = f"{{chasqui:{one_queue}}}:events"
 
-    first = submit("archive_events.py", "--queue", one_queue, *where, CHASQUI_URL=one_url)
-    again = submit("archive_events.py", "--queue", one_queue, *where, CHASQUI_URL=one_url)
-
-    assert "archived 0 events" in again
+    first = job("archive_events", *where)
     archived = int(first.split("archived ")[1].split(" ")[0])
-    assert archived >= 42  # 20 started, 18 completed, 2 failed, 2 given up; and perhaps drained
-    assert list((tmp_path / "history" / f"queue={one_queue}").glob("day=*/*.parquet"))
+    assert archived == one_client.xlen(events) >= 42  # 20 started, 18 completed, 2 failed, 2 given up
 
-    objectives = ("--max-p99-ms", "60000", "--max-failures")
-    kept = submit("queue_slo.py", "--queue", one_queue, *objectives, "0.5", CHASQUI_URL=one_url)
-    assert "0 of 1 windows missed" in kept or "0 of 2 windows missed" in kept
-    submit("queue_slo.py", "--queue", one_queue, *objectives, "0.01", CHASQUI_URL=one_url, expect=1)
+    # The same checkpoint again, by spark-submit, until Ctrl-C.
+    batches = len(committed(history))
+    process = start("archive_events.py", *where, "--follow", "1s", CHASQUI_URL=one_url)
+    one_client.xadd(events, {"e": "active", "id": "late", "ts": "1794978715267"})
+    eventually(lambda: len(committed(history)) > batches, within=90)
+    os.killpg(process.pid, signal.SIGINT)
+    told = "".join(process.communicate(timeout=60))
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert (history / f"queue={one_queue}" / "day=2026-11-18").exists()
+    assert spark.read.parquet(str(history)).count() == archived + 1
+
+    objectives = (
+        "--queue",
+        one_queue,
+        "--max-p99-ms",
+        "60000",
+        "--window",
+        "1h",
+        "--starting-timestamp",
+        "1794979000000",
+    )
+    assert " windows missed" in job("queue_slo", *objectives, "--max-failures", "0.5")
+    assert "1 of " in job("queue_slo", *objectives, "--max-failures", "0.01", expect=1)
 
 
 @pytest.mark.timeout(300)
-def test_dead_letters_are_reported_repaired_and_replayed(one_url: str, one_queue: str) -> None:
+def test_windows_are_written_as_they_close(
+    job: Callable[..., str], spark: SparkSession, one_url: str, one_queue: str, one_client: redis.Redis, tmp_path: Path
+) -> None:
+    for second in (0, 1, 30):
+        fields = {"e": "completed", "id": "i", "n": "mail", "duration_us": "1500", "attempt": "1"}
+        at = 1_794_978_715_000 + second * 1000
+        one_client.xadd(f"{{chasqui:{one_queue}}}:events", {**fields, "ts": str(at)}, id=f"{at}-0")
+    where = ("--path", str(tmp_path / "slo"), "--checkpoint", str(tmp_path / "checkpoint"))
+
+    def stop_when_written() -> None:
+        eventually(lambda: len(committed(tmp_path / "slo")) > 1, within=90)
+        [query.stop() for query in spark.streams.active]
+
+    stopper = threading.Thread(target=stop_when_written)
+    stopper.start()
+    job("queue_slo", "--queue", one_queue, *where, "--window", "10s", "--lateness", "5s", "--follow", "200ms")
+    stopper.join()
+
+    [row] = spark.read.parquet(str(tmp_path / "slo")).collect()
+    assert (row["name"], row["runs"], row["failure_rate"], row["p50_ms"]) == ("mail", 2, 0.0, 1.5)
+
+
+@pytest.mark.timeout(300)
+def test_dead_letters_are_reported_repaired_and_replayed(job: Callable[..., str], one_url: str, one_queue: str) -> None:
     with Producer(one_url, queue=one_queue) as producer:
         producer.add_bulk([{"to": " ana", "n": 1}, {"to": " ben", "n": 2}, {"to": "cleo", "n": 3}], name="mail")
         work_off(one_url, one_queue, 3)
         common = ("--queue", one_queue, "--payload-schema", "to STRING, n INT")
 
-        told = submit("dlq_triage.py", *common, CHASQUI_URL=one_url)
+        told = job("dlq_triage", *common)
         assert "unrecoverable" in told
         assert "no address" in told
         assert producer.stats().dlq == 2
 
         repair = ("--repair", "named_struct('to', trim(payload.to), 'n', payload.n)")
-        told = submit("dlq_triage.py", *common, "--where", "payload.n = 1", *repair, "--replay", CHASQUI_URL=one_url)
+        told = job("dlq_triage", *common, "--where", "payload.n = 1", *repair, "--replay")
 
-        assert "0 such letters are left" in told
+        assert "replayed 1 of 1 dead letters; 0 such letters are left" in told
         assert producer.stats().dlq == 1
+        assert "replayed 0 of 0 dead letters" in job("dlq_triage", *common, "--where", "payload.n = 1", "--replay")
     assert payloads(one_url, one_queue) == [("mail", {"to": "ana", "n": 1})]
 
 
@@ -164,13 +252,13 @@ def test_a_queue_is_drained_and_dead_letters_make_it_fail(one_url: str, one_queu
     paths = {"CHASQUI_URL": one_url, "PYTHONPATH": str(tmp_path)}
     with Producer(one_url, queue=one_queue) as producer:
         ids = producer.add_bulk([{"to": "x" * n} for n in range(1, 41)])
-
-        told = submit("drain_queue.py", *run, **paths)
-
-        assert "worked on 40 jobs" in told
-        assert producer.get_result_bulk(ids) == list(range(1, 41))
         producer.add({"to": " "})
-        assert "1 new dead letters" in submit("drain_queue.py", *run, **paths, expect=1)
+
+        told = submit("drain_queue.py", *run, **paths, expect=1)
+
+        assert "worked on 41 jobs" in told
+        assert "1 new dead letters, 0 delayed, 0 waiting" in told
+        assert producer.get_result_bulk(ids) == list(range(1, 41))
         stats = producer.stats()
     assert (stats.waiting, stats.pending, stats.dlq) == (0, 0, 1)
 
@@ -192,10 +280,3 @@ def test_the_demo_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     assert page.count("<svg") == 3
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
-
-
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    told = submit("archive_events.py", "--queues", "a", "--queue", "b", "--path", "p", "--checkpoint", "c", expect=2)
-
-    assert "error: [CMQ-004] exactly one of queue, queues and queuePattern is expected, got queue and queues" in told
-    assert "Traceback" not in told

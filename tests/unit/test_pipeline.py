@@ -6,7 +6,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from chasqui_spark.pipeline import Counted
+import pytest
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+
+from chasqui import ConnectionLost, DataLoss, OptionError, QueueFull
+from chasqui_spark.pipeline import FAILED, MISTAKE, REFUSED, UNREACHABLE, Counted, interval, trigger, verdict
 
 
 @dataclass
@@ -50,3 +54,39 @@ def test_a_query_that_runs_for_months_takes_no_memory() -> None:
 
     assert counted.finish(0) == 5000
     assert len(counted._seen) <= 1000
+
+
+OUTAGE = """[PYTHON_DATA_SOURCE_ERROR] Failed when using Python data source: Traceback (most recent call last):
+  File "redis_io.py", line 177, in _connection
+chasqui.errors.ConnectionLost: [CMQ-001] redis://127.0.0.1:1 cannot be reached: refused.
+ SQLSTATE: 38000"""
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (OptionError("queue expects"), (MISTAKE, "[CMQ-004] queue expects")),
+        (ConnectionLost("gone"), (UNREACHABLE, "[CMQ-001] gone")),
+        (QueueFull("full"), (REFUSED, "[CMQ-301] full")),
+        (DataLoss("trimmed"), (FAILED, "[CMQ-308] trimmed")),
+        (
+            AnalysisException(OUTAGE),
+            (UNREACHABLE, "[CMQ-001] redis://127.0.0.1:1 cannot be reached: Connection refused."),
+        ),
+        (StreamingQueryException("x chasqui.errors.AuthFailed: [CMQ-001] no\n"), (REFUSED, "[CMQ-001] no")),
+        (AnalysisException("no column x;\n'Project [*]"), (MISTAKE, "no column x;")),
+        (PythonException("Traceback (most recent call last):\nKeyError: 1"), None),
+        (KeyError("defect"), None),
+    ],
+)
+def test_an_error_has_its_exit_code_and_its_line(error: Exception, found: tuple[int, str] | None) -> None:
+    assert verdict(error) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "for_spark"), [("60s", "60000 milliseconds"), ("1.5m", "90000 milliseconds"), ("1 minute", "1 minute")]
+)
+def test_times_are_written_as_everywhere_or_as_spark_does(given: str, for_spark: str) -> None:
+    assert interval(given) == for_spark
+    assert trigger(given) == {"processingTime": for_spark}
+    assert trigger(None) == {"availableNow": True}

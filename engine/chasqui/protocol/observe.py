@@ -51,6 +51,15 @@ def _stats(replies: list[Any]) -> Stats:
     )
 
 
+def ping() -> Flow[None]:
+    """Whether the server is there and lets us in; what this user may do there is another question."""
+    try:
+        yield command("PING", safe=True, route="{0}")
+    except Refusal as refusal:
+        if refusal.code != "NOPERM":
+            raise
+
+
 def pause(keys: Keys) -> Flow[None]:
     yield command("SET", keys.paused, "1", safe=True)
 
