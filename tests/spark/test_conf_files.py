@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pyspark
@@ -58,8 +60,6 @@ def test_spark_takes_every_setting(submitted: subprocess.CompletedProcess[str]) 
 def test_every_setting_is_one_that_spark_knows() -> None:
     """A misspelled name would be taken without a word. Spark's own names stand in the classes of its jars."""
     jars = sorted((Path(pyspark.__file__).parent / "jars").glob("spark-*.jar"))
-    import zipfile
-
     wanted = {name.encode() for name in declared()}
     for jar in jars:
         with zipfile.ZipFile(jar) as held:
@@ -67,6 +67,19 @@ def test_every_setting_is_one_that_spark_knows() -> None:
                 if "config/package$" in entry or "SQLConf" in entry or "internal/config" in entry:
                     text = held.read(entry)
                     wanted = {name for name in wanted if name not in text}
+    assert wanted == set()
+
+
+def test_every_logger_is_a_class_that_spark_brings() -> None:
+    text = (ROOT / "conf" / "log4j2.properties").read_text()
+    names = re.findall(r"^logger\.\w+\.name = (.+)$", text, re.MULTILINE)
+    wanted = {f"{name.replace('.', '/')}.class" for name in names}
+    for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"):
+        if jar.name.startswith(("spark-sql_", "hadoop-client")):
+            with zipfile.ZipFile(jar) as held:
+                wanted -= set(held.namelist())
+
+    assert len(names) >= 2
     assert wanted == set()
 
 
