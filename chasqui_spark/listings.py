@@ -77,7 +77,7 @@ def _repeatable(rows: Rows, reader: Reader, queue: str) -> Iterator[pa.RecordBat
             {
                 "key": [spec.key for spec in specs],
                 "name": [spec.job_name for spec in specs],
-                "every_ms": [spec.pattern.interval_ms for spec in specs],
+                "every_ms": [_signed(spec.pattern.interval_ms) for spec in specs],
                 "cron": [spec.pattern.expression for spec in specs],
                 "tz": [spec.pattern.tz for spec in specs],
                 "next_fire_at": times([spec.next_fire_ms for spec in specs]),

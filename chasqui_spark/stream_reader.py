@@ -317,10 +317,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lost = lost_since(self._options.view, old, mark, found[queue], may_vanish=self._may_vanish)
                 if lost is not None:
                     self._tell_loss(queue, lost)
-            positions = {queue: one if isinstance(one, Position) else Position() for queue, one in found.items()}
+            positions = {queue: one for queue, one in found.items() if isinstance(one, Position)}
             ranges = [
                 Range(queue, begin, mark.id, _at_most(before.marks.get(queue), mark, positions[queue]))
                 for queue, begin, mark in wanted
+                if queue in positions
             ]
             return list(planned(self._options, reader, ranges, positions, self._walks)) or [RangePartition([])]
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import redis
 
-from chasqui import AuthFailed, DataLoss, embedded
+from chasqui import AuthFailed, DataLoss, Producer, RepeatableSpec, RepeatPattern, embedded
+from chasqui.bridge import Reader
 from chasqui.protocol.keys import Keys
+from chasqui_spark.listings import listed
 from chasqui_spark.options import source_options
+from chasqui_spark.rows import Rows
 from chasqui_spark.source import check_server, close_all
 from chasqui_spark.stream_reader import StreamReader
 from chasqui_spark.views import schema_of
@@ -242,6 +245,10 @@ def test_a_batch_run_again_on_a_stream_that_is_gone_is_a_loss(
 
     with pytest.raises(DataLoss, match="its stream is gone"):
         one.again().read(one.at, end)
+    client.set(Keys(queue).events, "x", ex=60)
+    with pytest.raises(DataLoss, match="its key holds another type"):
+        one.again().read(one.at, end)
+    assert one.again(failOnDataLoss=False).read(one.at, end) == []
 
 
 # --- Limits ---
@@ -321,3 +328,29 @@ def test_load_works_for_a_user_who_has_only_the_keys_of_the_pattern(
             check_server(source_options({**given, "queue": "another"}))
     finally:
         client.acl_deluser("one")
+
+
+# --- Lists ---
+
+
+def test_figures_of_64_bits_in_a_repeat_spec_and_odd_members_spoil_no_list(
+    url: str, queue: str, client: redis.Redis
+) -> None:
+    top = 2**64 - 1
+    with Producer(url, queue=queue) as producer:
+        every = RepeatPattern.every(top)
+        producer.upsert_repeatable(RepeatableSpec(job_name="n", pattern=every, payload=1, limit=top))
+    client.zadd(
+        Keys(queue).delayed, {b"\xff": float("inf"), b"\x04\x00\x00\x00\xff\xff\xff\xff\x91": -1e300, b"": 1e18}
+    )
+
+    def rows(view: str) -> list[dict[str, Any]]:
+        options = source_options({"url": url, "queue": queue, "view": view})
+        with Reader(options) as reader:
+            return [row for batch in listed(options, Rows(options), reader, queue) for row in batch.to_pylist()]
+
+    (spec,) = rows("repeatable")
+    assert spec["every_ms"] == spec["fire_limit"] == 2**63 - 1
+    assert spec["next_fire_at"] is None
+    assert [row["run_at"] for row in rows("delayed")] == [None] * 3
+    assert all(row["error"] for row in rows("delayed"))
