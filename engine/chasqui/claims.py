@@ -233,7 +233,7 @@ class Claims:
     def plan(self, queue: str, seq: int) -> Planned:
         """Make a batch ready to be run, also one that a driver before us took. Nothing where it is gone or released."""
         place, token = self._place(queue), self._token(queue)
-        plan = self._link.run(place.plan(seq, token, self._holder))
+        plan = self._planned_batch(place, seq, token)
         if plan is False:
             self._fenced(queue)
             return self.plan(queue, seq)
@@ -262,6 +262,19 @@ class Claims:
             self._dissolve(place, seq, token, replace(plan, jobs=plan.jobs - dropped))
             return Planned((), dropped, token)
         return Planned(tuple(self._link.run(place.sizes(seq, plan.blocks))), dropped, token)
+
+    def _planned_batch(self, place: Place, seq: int, token: int) -> manifests.Plan | bool | None:
+        """Tasks of a driver that was stopped or killed just now run on for some seconds: their jobs are not run beside
+        them.
+        """
+        while True:
+            plan = self._link.run(place.plan(seq, token, self._holder, _SILENT_MS))
+            if not isinstance(plan, manifests.Plan) or not plan.wait_ms:
+                return plan
+            with self._lock:
+                self._in_flight.setdefault((place.keys.queue, seq), _UNKNOWN)
+            log.info("queue %r: tasks of the driver before are at work on batch %d; waiting", place.keys.queue, seq)
+            time.sleep(min(plan.wait_ms, 200) / 1000)
 
     def _is_fresh(self, queue: str, seq: int) -> bool:
         """Whether nobody else can have taken jobs of that batch."""

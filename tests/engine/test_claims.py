@@ -515,6 +515,29 @@ def test_a_task_of_a_driver_that_was_replaced_reads_nothing(
         read(link, queue, sid, 1, plan)
 
 
+def test_a_driver_that_starts_at_once_waits_for_tasks_of_the_one_before(
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 4)
+    old = drive(terms={"ack": "settle"})
+    old.claim(queue, 1, limit=4)
+    plan = old.plan(queue, 1)
+    jobs = BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=plan.token)
+    new = drive(terms={"ack": "settle"})
+    planned: list[Planned] = []
+    starting = threading.Thread(target=lambda: planned.append(new.plan(queue, 1)))
+    with jobs.task("run"):
+        old.close()
+        starting.start()
+        starting.join(0.5)
+        assert starting.is_alive()
+        ids = list(pending(client, queue))
+        Outcomes(link, queue, SettleTerms(), jobs.consumer).settle([Outcome(entry, OK) for entry in ids[:3]])
+    starting.join()
+
+    assert read(link, queue, sid, 1, planned[0]) == ids[3:]
+
+
 # Stopping
 
 

@@ -34,8 +34,8 @@ class Driver(Pending):
     def seal(self, token: int) -> Any:
         return self.call("seal_batch", [self.session, self.batch], token)
 
-    def plan(self, token: int, holder: str = "h") -> Any:
-        return self.call("plan_batch", [self.session, self.batch], token, holder)
+    def plan(self, token: int, holder: str = "h", silent_ms: int = 0) -> Any:
+        return self.call("plan_batch", [self.session, self.batch], token, holder, silent_ms)
 
     def begin(self, token: int, task: str = "t", run: str = "r") -> Any:
         return self.call("begin_task", [self.session, self.batch], token, run, task)
@@ -225,6 +225,23 @@ def test_a_task_is_counted_once_from_its_beginning_to_its_end(q: Driver) -> None
     assert (q.tasks(1), q.client.hget(q.batch, "run")) == (b"2", b"r")
     assert [q.end(1, "a"), q.end(1, "a")] == [1, 0]
     assert q.tasks(1) == b"1"
+
+
+def test_a_batch_is_not_planned_anew_while_tasks_of_the_driver_before_live(q: Driver) -> None:
+    q.add("a")
+    q.take("a", ttl_ms=0)
+    q.claim(1)
+    q.plan(1, "a")
+    q.begin(1)
+    q.take("b")
+
+    busy, left = q.plan(2, "b", silent_ms=60_000)
+
+    assert (busy, 0 < left <= 60_000) == (2, True)
+    assert q.plan(2, "b", silent_ms=0)[:2] == [1, 2]
+    q.take("c", ttl_ms=0)
+    q.end(1)
+    assert q.plan(2, "c", silent_ms=60_000)[0] == 1
 
 
 def test_a_task_that_comes_too_late_begins_nothing(q: Driver) -> None:

@@ -53,13 +53,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A manifest as it stands before it is run. ``state``: empty, or why nothing is to be read from it any more."""
+    """A manifest as it stands before it is run. ``state``: empty, or why nothing is to be read from it any more.
+    ``wait_ms``: tasks of the driver before are at work on it, for so long at least, and nothing else is known.
+    """
 
-    runs: int
-    jobs: int
-    blocks: int
-    state: str
-    new: bool
+    runs: int = 0
+    jobs: int = 0
+    blocks: int = 0
+    state: str = ""
+    new: bool = False
+    wait_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +140,16 @@ class Place:
 
     # Running.
 
-    def plan(self, seq: int, token: int, holder: str) -> Flow[Plan | bool | None]:
+    def plan(self, seq: int, token: int, holder: str, silent_ms: int) -> Flow[Plan | bool | None]:
         """Count a run. None: there is no such manifest. False: the token is old."""
         keys = [self.session, self.manifest(seq)]
-        reply = yield from call_script(script("plan_batch"), keys, [token, holder], safe=True)
+        reply = yield from call_script(script("plan_batch"), keys, [token, holder, silent_ms], safe=True)
         if number(reply[0]) < 0:
             return False
         if not number(reply[0]):
             return None
+        if number(reply[0]) == 2:
+            return Plan(wait_ms=number(reply[1]))
         runs, jobs, blocks = (number(part) for part in reply[1:4])
         return Plan(runs, jobs, blocks, plain(reply[4]), number(reply[5]) == 1)
 
