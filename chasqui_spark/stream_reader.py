@@ -262,13 +262,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if most == 0 or room == 0:
             ends[queue] = self._mark(before, queue, one, one.begin, position)
             return Walk(0, 0, None, ())
-        walk = reader.walk(
-            self._options.view, queue, one.begin, end, entries=most, size=room, step=walk_step(self._options)
-        )
+        view = self._options.view
+        walk = reader.walk(view, queue, one.begin, end, entries=most, size=room, step=walk_step(self._options))
         full = (most is not None and walk.entries >= most) or (room is not None and walk.size >= room)
         if full and walk.last_id is not None and walk.last_id != end:
             end = walk.last_id
             added = added_at(one.begin, before.marks.get(queue), position, walk.entries)
+            if added is not None and view != "jobs":
+                # Dead letters that were replayed or purged meanwhile were not walked: later they would seem to be lost.
+                now = reader.positions(view, [queue])[queue]
+                if not isinstance(now, Position) or now.max_deleted != position.max_deleted:
+                    added = None
             ends[queue] = replace(self._mark(before, queue, one, end, position), added=added)
         self._walks[queue, one.begin, end] = walk
         return walk

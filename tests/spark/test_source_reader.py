@@ -19,7 +19,7 @@ from chasqui_spark.source import check_server, close_all
 from chasqui_spark.stream_reader import StreamReader
 from chasqui_spark.views import schema_of
 from tests.conftest import skip_before_redis_7
-from tests.proxy import Proxy
+from tests.proxy import Proxy, call
 from tests.spark.source_tools import xadd_at
 
 
@@ -266,6 +266,22 @@ def test_a_queue_of_large_entries_does_not_take_all_the_bytes_for_ever(
         found += one.step()
 
     assert {"1-0", "2-0", "3-0", "100-0", "101-0", "102-0"} <= set(found)
+
+
+def test_letters_purged_while_a_limit_is_counted_off_are_no_loss(
+    server: embedded.EmbeddedServer, query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    put(*range(1, 9))
+    assert server.port is not None
+    with Proxy(server.port) as proxy:
+        one = Query(proxy.url, {"queue": queue, "maxJobsPerTrigger": 2})
+        proxy.on("EVALSHA_RO", act=call(lambda: client.xdel(Keys(queue).events, "1-0", "2-0")))
+        proxy.on("EVAL_RO", act=call(lambda: client.xdel(Keys(queue).events, "1-0", "2-0")))
+
+        assert one.step() == ["3-0", "4-0"]
+        client.xdel(Keys(queue).events, "3-0", "4-0")
+        assert one.step() == ["5-0", "6-0"]
 
 
 # --- What polling costs, and what load() checks ---
