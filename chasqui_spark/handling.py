@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from types import FrameType
 from typing import Any
@@ -98,15 +99,15 @@ class _Task:
                 yield [self._single(ref, job, packed) for ref, job, packed in jobs_of(page)]
 
     def _batch(self, rows: pa.RecordBatch, call: Callable[[pa.RecordBatch], list[Any]]) -> list[bool]:
-        refs = references(rows)
-        self._reports.start([ref[1:] for ref in refs])
+        columns = _columns(rows)
+        self._reports.start(list(zip(*columns[1:], repeat(None))))
         begin = time.perf_counter_ns()
         try:
             answers = call(rows)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-            answers = [self._raised(error)] * len(refs)
+            answers = [self._raised(error)] * rows.num_rows
         self._still_here()
-        outcomes = self._outcomes(refs, answers, begin)
+        outcomes = self._outcomes(columns, answers, begin)
         self._reports.end(outcomes)
         return [one.outcome == OK for one in outcomes]
 
@@ -134,7 +135,7 @@ class _Task:
         return [next(found) if answer is None else answer for answer in answers]
 
     def _single(self, ref: Reference, job: Job, packed: bytes) -> bool:
-        self._reports.start([ref[1:]])
+        self._reports.start([(*ref[1:], None)])
         begin = time.perf_counter_ns()
         try:
             call = self._find(job.name)
@@ -153,7 +154,7 @@ class _Task:
         slots = asyncio.Semaphore(self._with.concurrency)
 
         async def one(ref: Reference, job: Job, packed: bytes) -> None:
-            self._reports.start([ref[1:]])
+            self._reports.start([(*ref[1:], None)])
             begin = time.perf_counter_ns()
             try:
                 job.payload = self._with.codec.unpack(packed)
@@ -210,12 +211,13 @@ class _Task:
                 sys.stdout.flush()
             os._exit(code if isinstance(code, int) else int(code is not None))
 
-    def _outcomes(self, refs: Sequence[Reference], answers: Sequence[Any], begin: int) -> list[Outcome]:
+    def _outcomes(self, columns: Columns, answers: Sequence[Any], begin: int) -> list[Outcome]:
         if any(answer is not None for answer in answers):
-            return [self._outcome(ref, answer, begin) for ref, answer in zip(refs, answers, strict=True)]
+            found = zip(zip(*columns, strict=True), answers, strict=True)
+            return [self._outcome(ref, answer, begin) for ref, answer in found]
         took_us = (time.perf_counter_ns() - begin) // 1000
-        done = ("", "", None)
-        return [Outcome(i, OK, None, *done, job_id, name, runs, took_us, True) for i, job_id, name, runs in refs]
+        alike = map(repeat, (OK, None, "", "", None)), map(repeat, (took_us, True))
+        return list(map(_outcome_of, zip(columns[0], *alike[0], *columns[1:], *alike[1], strict=False)))
 
     def _outcome(self, ref: Reference, answer: Any, begin: int) -> Outcome:
         entry_id, job_id, name, attempt = ref
@@ -239,6 +241,12 @@ class _Task:
 
 Reference = tuple[bytes, str, str, int]
 """What an outcome says about its job: entry id, job id, name, attempt."""
+
+Columns = tuple[list[bytes], list[str], list[str], list[int]]
+"""The same of many jobs."""
+
+# A named tuple of what is in order already, in a third of the time that its constructor takes.
+_outcome_of: Callable[[Any], Outcome] = partial(tuple.__new__, Outcome)
 
 
 @contextmanager
@@ -280,12 +288,15 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-def references(batch: pa.RecordBatch) -> list[Reference]:
+def _columns(batch: pa.RecordBatch) -> Columns:
     """What outcomes need of the rows."""
-    ids = [entry_id.encode() for entry_id in batch.column("entry_id").to_pylist()]
-    names = [name or "" for name in batch.column("name").to_pylist()]
-    found = zip(ids, batch.column("id").to_pylist(), names, batch.column("attempt").to_pylist(), strict=True)
-    return list(found)
+    names = batch.column("name")
+    return (
+        batch.column("entry_id").cast(pa.binary()).to_pylist(),
+        batch.column("id").to_pylist(),
+        names.fill_null("").to_pylist() if names.null_count else names.to_pylist(),
+        batch.column("attempt").to_pylist(),
+    )
 
 
 def jobs_of(batch: pa.RecordBatch) -> Iterator[tuple[Reference, Job, bytes]]:
@@ -293,7 +304,7 @@ def jobs_of(batch: pa.RecordBatch) -> Iterator[tuple[Reference, Job, bytes]]:
     created = batch.column("created_at").cast(pa.int64()).to_pylist()
     retries = batch.column("retry").to_pylist()
     payloads = batch.column("payload").to_pylist()
-    for ref, at, retry, packed in zip(references(batch), created, retries, payloads, strict=True):
+    for ref, at, retry, packed in zip(zip(*_columns(batch), strict=True), created, retries, payloads, strict=True):
         entry_id, job_id, name, attempt = ref
         job = Job(job_id, name, None, (at or 0) // 1000, attempt, _retry(retry), entry_id.decode())
         yield ref, job, packed or b""

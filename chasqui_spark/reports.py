@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 from chasqui.bridge import Outcome
 
 T = TypeVar("T")
-Start = tuple[str, str, int]
-"""A run that begins: job id, name, runs before it."""
+Start = tuple[str, str, int, None]
+"""A run that begins: job id, name, runs before it; how long it takes is not known."""
 
 SEND_AFTER_S = 0.1
 SEND_JOBS = 1000

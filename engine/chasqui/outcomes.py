@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from chasqui.errors import ChasquiError, DecodeError, ServerError
@@ -20,7 +21,7 @@ from chasqui.options import Settling
 from chasqui.protocol import events
 from chasqui.protocol.codec import decode_envelope, decode_name, encode_envelope
 from chasqui.protocol.consume import Call, DeadLetter, Member
-from chasqui.protocol.events import Alike, Line
+from chasqui.protocol.events import Alike, Line, Run
 from chasqui.protocol.flow import Arg, Batch, Flow, call_script, call_scripts, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import CONSUMER_PREFIX
@@ -61,6 +62,9 @@ class Outcome(NamedTuple):
     started: bool = False
 
 
+_RUN: Callable[[Outcome], Run] = attrgetter("job_id", "name", "attempt", "duration_us")
+
+
 @dataclass(frozen=True, slots=True)
 class Settled:
     """How many went which way; ``gone`` were not a Spark consumer's any more."""
@@ -92,10 +96,10 @@ class Outcomes:
         self._link, self._keys, self._options, self._owner = link, Keys(queue), rules, owner
         self._rules = Rules.of(rules)
 
-    def active(self, jobs: Sequence[tuple[str, str, int]]) -> None:
-        """Tell that handlers start: job id, name and attempt of each. Best effort, as all events."""
-        if self._options.events_enabled and jobs:
-            self._write(events.encode_runs("active", _now_ms(), [(*job, None) for job in jobs]))
+    def active(self, runs: Sequence[Run]) -> None:
+        """Tell that handlers start. Best effort, as all events."""
+        if self._options.events_enabled:
+            self._write(events.encode_runs("active", _now_ms(), runs))
 
     def settle(self, outcomes: Sequence[Outcome]) -> Settled:
         """Settle them; what is not a Spark consumer's is passed over."""
@@ -143,7 +147,7 @@ class Outcomes:
         if self._options.events_enabled and ended:
             now_ms = _now_ms()
             unheard = [(one.job_id or "", one.name, one.attempt, None) for one in ended if not one.started]
-            ends = [(one.job_id or "", one.name, one.attempt, one.duration_us) for one in ended]
+            ends = list(map(_RUN, ended))
             self._write(events.encode_runs("active", now_ms, unheard))
             self._write(events.encode_runs("completed", now_ms, ends))
         return Settled(done=len(ended), gone=sum(map(len, parts)) - len(ended))
@@ -160,7 +164,7 @@ class Outcomes:
     def _done(self, done: Sequence[Outcome]) -> Call:
         keys, results = [self._keys.stream], list[Arg]()
         for place, one in enumerate(done, 1):
-            if one.result is not None and one.job_id is not None:
+            if one.result is not None and one.job_id:
                 keys.append(self._keys.result(one.job_id))
                 results += [place, one.result]
         head: list[Arg] = [self._options.group, self._owner, self._options.result_ttl_secs, len(done)]
@@ -276,13 +280,15 @@ def _dlq_event(letter: DeadLetter) -> _Event:
 
 
 def _identified(one: Outcome, record: _Found | None) -> Outcome:
-    """With the job's id, name and attempt, for events and results; as it was where its bytes are no job."""
-    if record is None or one.job_id is not None:
+    """With the job's id, name and attempt, for events and results; the id is empty where its bytes are no job."""
+    if one.job_id is not None:
         return one
+    if record is None:
+        return one._replace(job_id="")
     try:
         envelope = decode_envelope(record.data)
     except DecodeError:
-        return one
+        return one._replace(job_id="")
     return one._replace(job_id=envelope.id, name=decode_name(record.name), attempt=envelope.attempt)
 
 

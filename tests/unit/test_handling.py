@@ -40,7 +40,7 @@ class Told:
         self.heard = threading.Event()
 
     def active(self, jobs: Sequence[Start]) -> None:
-        self.started += [job_id for job_id, _, _ in jobs]
+        self.started += [job_id for job_id, _, _, _ in jobs]
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
         self.ended += outcomes

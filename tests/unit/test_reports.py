@@ -20,7 +20,7 @@ class Target:
         self._then = then
 
     def active(self, jobs: Sequence[Start]) -> None:
-        self.told += [f"start {job_id}" for job_id, _, _ in jobs]
+        self.told += [f"start {job_id}" for job_id, _, _, _ in jobs]
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
         self.told += [f"end {one.job_id}" for one in outcomes]
@@ -36,7 +36,7 @@ def test_all_is_told_before_the_block_ends_each_start_before_its_end() -> None:
 
     with Reports(target) as reports:
         for number in range(5000):
-            reports.start([(str(number), "", 0)])
+            reports.start([(str(number), "", 0, None)])
             reports.end(ended(number))
 
     place = {line: i for i, line in enumerate(target.told)}

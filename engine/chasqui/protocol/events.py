@@ -106,12 +106,19 @@ class Alike:
 
 def encode_runs(event: str, ts_ms: int, runs: Sequence[Run]) -> Alike | list[Line]:
     """``encode_run`` for many that started, or ended, at the same time."""
-    if len({run[1:] for run in runs}) == 1:
+    if not runs:
+        return []
+    # Column by column: as slices of each run this took four times as long.
+    ids, *rest = zip(*runs, strict=True)
+    if all(len(set(column)) == 1 for column in rest):
         _, name, before, duration_us = runs[0]
         named: tuple[Arg, ...] = ("n", name.encode(errors="replace")) if name else ()
         took: tuple[Arg, ...] = () if duration_us is None else ("duration_us", duration_us)
-        ids = [run[0].encode(errors="replace") for run in runs]
-        return Alike(event, ("ts", ts_ms, *named, "attempt", before + 1, *took), ids)
+        try:
+            packed = list(map(str.encode, ids))
+        except UnicodeEncodeError:
+            packed = [job_id.encode(errors="replace") for job_id in ids]
+        return Alike(event, ("ts", ts_ms, *named, "attempt", before + 1, *took), packed)
     return [encode_run(event, job_id, ts_ms, name, before + 1, took) for job_id, name, before, took in runs]
 
 
