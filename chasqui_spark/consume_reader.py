@@ -129,11 +129,10 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seq = dict(before.seq)
         order = self._order(upto)
         for left, queue in zip(range(len(order), 0, -1), order, strict=True):
-            wanted = share(most, left)
-            if wanted < 1:
+            wanted, room = share(most, left), None if size is None else share(size, left)
+            if wanted < 1 or room == 0:
                 break
             number = seq.get(queue, 0) + 1
-            room = None if size is None else share(size, left)
             taken = claims.claim(
                 queue, number, limit=wanted, max_bytes=room, upto="" if upto is None else upto.get(queue, "0-0")
             )
@@ -141,6 +140,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if taken:
                 seq[queue] = number
                 most -= taken
+                size = None if size is None else max(0, size - claims.claimed_bytes)
         return ConsumeOffset(self._sid, seq).json() if seq != before.seq else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -29,7 +29,7 @@ from chasqui.protocol.flow import Flow
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import Item, Place
 from chasqui.protocol.replies import fields
-from chasqui.protocol.scripts import SCRIPT_ENTRIES
+from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES
 from chasqui.redis_io import Link
 
 log = logging.getLogger("chasqui.claims")
@@ -100,6 +100,8 @@ class Claims:
         # The heart must not wait for connections that planning holds, nor for an answer until the lease has lapsed.
         self._heart_link = Link(_quick(connection, min(lease_ttl_ms, terms.claim_min_idle_ms) // 3))
         self._holder = uuid.uuid4().hex
+        self.claimed_bytes = 0
+        """Of what the last call of ``claim`` has taken."""
         self._lock = threading.RLock()  # a signal handler may come in between
         self._tokens: dict[str, int] = {}
         self._in_flight: dict[tuple[str, int], float] = {}  # and when its claims were last known to be fresh
@@ -173,6 +175,7 @@ class Claims:
         One that is there already, because a driver died between this and Spark's log, is closed as it is.
         """
         place, token = self._place(queue), self._token(queue)
+        self.claimed_bytes = 0
         if self._looked.get(queue) != seq:
             self._looked[queue] = seq
             if self._link.run(place.exists(seq)) and (found := self._seal(queue, seq)):
@@ -199,17 +202,20 @@ class Claims:
     def _fill(self, place: Place, seq: int, token: int, limit: int, max_bytes: int | None, upto: str) -> int | None:
         queue, min_idle_ms = place.keys.queue, self._terms.claim_min_idle_ms
         jobs = 0
-        # A limit in bytes is looked at after each slice.
+        # With a limit in bytes one slice at a time: each has the room that those before it have left.
         slices = min(_SLICES_AT_ONCE, -(-limit // SCRIPT_ENTRIES)) if max_bytes is None else 1
+        room = SCRIPT_BYTES if max_bytes is None else max_bytes
         for idle_ms in [min_idle_ms, 0] if time.monotonic() >= self._next_stale.get(queue, 0.0) else [0]:
             while True:
-                claim = partial(place.claim, seq, token, limit, min_idle_ms=idle_ms, upto=upto, slices=slices)
-                taken = with_group(self._link, place, claim)
+                claim = partial(place.claim, seq, token, limit, min_idle_ms=idle_ms, upto=upto)
+                taken = with_group(self._link, place, partial(claim, slices=slices, room=room))
                 if taken is None:
                     return None
-                jobs = taken.jobs
-                if max_bytes is not None and taken.size >= max_bytes:
-                    return jobs
+                jobs, self.claimed_bytes = taken.jobs, taken.size
+                if max_bytes is not None:
+                    room = max_bytes - taken.size
+                    if room <= 0:
+                        return jobs
                 if not taken.now or jobs >= limit:
                     break
             if idle_ms and not taken.now:

@@ -27,9 +27,11 @@ class Driver(Pending):
     def keep(self, token: int, ttl_ms: int = 10_000) -> Any:
         return self.call("keep_session", [self.session, self.batch], token, ttl_ms, KEEP)
 
-    def claim(self, token: int, limit: int = 100, count: int = 1000, idle: int = 0, upto: str = "") -> Any:
+    def claim(
+        self, token: int, limit: int = 100, count: int = 1000, idle: int = 0, upto: str = "", room: int = 1_048_576
+    ) -> Any:
         keys = [self.session, self.batch, self.keys.stream, self.paused]
-        return self.call("claim_batch", keys, token, GROUP, ME, limit, count, idle, upto, KEEP)
+        return self.call("claim_batch", keys, token, GROUP, ME, limit, count, idle, upto, KEEP, room)
 
     def seal(self, token: int) -> Any:
         return self.call("seal_batch", [self.session, self.batch], token)

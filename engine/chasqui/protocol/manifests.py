@@ -18,7 +18,7 @@ from chasqui.protocol.consume import Entry, Member
 from chasqui.protocol.flow import Arg, Batch, Flow, call_script, call_scripts, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.replies import number, plain
-from chasqui.protocol.scripts import SCRIPT_ENTRIES, script
+from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, script
 
 CONSUMER_PREFIX = "spark-"
 KEEP_MS = 7 * 24 * 3_600_000
@@ -118,10 +118,19 @@ class Place:
     # Taking.
 
     def claim(
-        self, seq: int, token: int, limit: int, *, min_idle_ms: int = 0, upto: str = "", slices: int = 1
+        self,
+        seq: int,
+        token: int,
+        limit: int,
+        *,
+        min_idle_ms: int = 0,
+        upto: str = "",
+        slices: int = 1,
+        room: int = SCRIPT_BYTES,
     ) -> Flow[Taken | None]:
         """The next slices: new jobs, or with ``min_idle_ms`` those of silent workers. None: the token is old."""
         args: list[Arg] = [token, self.group, self.member.consumer, limit, SCRIPT_ENTRIES, min_idle_ms, upto, KEEP_MS]
+        args.append(min(room, SCRIPT_BYTES))
         call = script("claim_batch"), [self.session, self.manifest(seq), self.keys.stream, self.keys.paused], args
         replies = values((yield from call_scripts([call] * slices, safe=True)))
         if number(replies[-1][0]) < 0:

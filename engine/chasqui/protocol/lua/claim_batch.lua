@@ -10,14 +10,15 @@
 -- ARGV[2] group
 -- ARGV[3] consumer
 -- ARGV[4] limit       most jobs of the whole batch
--- ARGV[5] slice       most jobs of this call; fewer when they hold more than a megabyte
+-- ARGV[5] slice       most jobs of this call
 -- ARGV[6] min_idle_ms jobs of workers silent for so long; 0: new jobs
 -- ARGV[7] upto        no new job after this entry id; empty: any
 -- ARGV[8] keep_ms     how long the batch outlives its driver
+-- ARGV[9] room        this call takes no more jobs when so many bytes are full
 -- returns {-1} the token is old; else {taken now, jobs in the batch, bytes in it, 1 if narrowed else 0}
 local session, batch, stream, paused = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, group, consumer, limit, slice = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local min_idle_ms, upto, keep_ms = tonumber(ARGV[6]), ARGV[7], ARGV[8]
+local min_idle_ms, upto, keep_ms, room = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9])
 local call = redis.call
 local place = call('HMGET', session, 'token', 'narrow_limit', 'narrow_left')
 if place[1] ~= token then return { -1 } end
@@ -60,7 +61,7 @@ if min_idle_ms > 0 then
     elseif entry == false then
       call('XACK', stream, group, id) -- its record is gone; servers since 7.0 forget it by themselves
     end
-    if size >= 1048576 then break end
+    if size >= room then break end
   end
 else
   local last
@@ -77,9 +78,9 @@ else
     if not reply then break end
     local entries = reply[1][2]
     for i = 1, #entries do add(entries[i][1], entries[i][2]) end
-    if #entries < chunk or size >= 1048576 then break end
+    if #entries < chunk or size >= room then break end
     last = last and entries[#entries][1]
-    chunk = math.min(100, want - #items, math.max(1, math.floor((1048576 - size) * #items / math.max(size, 1))))
+    chunk = math.min(100, want - #items, math.max(1, math.floor((room - size) * #items / math.max(size, 1))))
   end
 end
 if #items > 0 then
