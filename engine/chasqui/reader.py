@@ -226,11 +226,13 @@ class Reader:
         """Stored results in pages: job id, MessagePack, milliseconds left."""
         keys = self._of(queue)
         prefix = keys.result("")
+        length = PageLength()
         for page in self._scan_pages(reading.escaped(prefix) + b"*", prefix):
             names = sorted({key.decode(errors="surrogateescape") for key in page})
-            for start in range(0, len(names), 100):
-                some = names[start : start + 100]
+            while names:
+                some, names = names[: length.count], names[length.count :]
                 stored = self._link.run(reading.results(some))
+                length.had(length.count, len(some), sum(len(value) for value, _ in stored))
                 yield [
                     (name.removeprefix(prefix), value, left)
                     for name, (value, left) in zip(some, stored, strict=True)
