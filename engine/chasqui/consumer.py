@@ -34,6 +34,7 @@ from chasqui.promoter import promote
 from chasqui.protocol.consume import FORGET_IDLE_MS, DeadLetter, Entry, Member
 from chasqui.protocol.flow import Command, Flow
 from chasqui.protocol.keys import Keys
+from chasqui.protocol.manifests import CONSUMER_PREFIX
 from chasqui.redis_io import AsyncLink
 from chasqui.runner import Runner
 from chasqui.scheduler import schedule
@@ -72,6 +73,11 @@ class Consumer(Runner):
         self.options = build(ConsumerOptions, {"url": url, "queue": queue, "group": group, **options})
         if not self.options.group:
             raise ConfigError("group expects a name, got an empty one")
+        if self.options.consumer_id.startswith(CONSUMER_PREFIX):
+            raise ConfigError(
+                f"consumer_id expects a name that does not start with {CONSUMER_PREFIX}, which are Spark's, "
+                f"got {self.options.consumer_id!r:.80}"
+            )
         self.consumer_id = self.options.consumer_id or f"c-{uuid.uuid4()}"
         self._member = Member(Keys(self.options.queue), self.options.group, self.consumer_id)
         self._metrics = Guarded(metrics or NoopSink())

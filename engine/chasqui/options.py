@@ -26,6 +26,9 @@ Options = TypeVar("Options")
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|s|min|m|h|d)?", re.ASCII)
+# Numbers beyond it, where an option has no bound of its own: no clock, server or script could do with them.
+MOST = 10**12
+_DAY_MS, _YEAR_SECS = 86_400_000, 365 * 86_400
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 
 
@@ -204,31 +207,40 @@ def _convert(name: str, hint: Any, rule: Rule, value: Any) -> Any:
     kind = next(a for a in typing.get_args(hint) if a is not type(None)) if optional else hint
     converted = _CONVERTERS[kind](value) if not rule.duration else _duration(value)
     if converted is None or not _fits(converted, rule):
-        shown = "a value that is not shown because it is secret" if rule.secret else f"{value!r:.80}"
-        raise _BadValue(name, _expectation(kind, rule), shown)
+        raise _BadValue(name, _expectation(kind, rule, converted), _shown(value, rule))
     return converted
+
+
+def _shown(value: Any, rule: Rule) -> str:
+    if rule.secret:
+        return "a value that is not shown because it is secret"
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _fits(value: Any, rule: Rule) -> bool:
     if rule.choices is not None:
         return value in rule.choices
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return (rule.min is None or value >= rule.min) and (rule.max is None or value <= rule.max)
+        return (-MOST if rule.min is None else rule.min) <= value <= (MOST if rule.max is None else rule.max)
     return True
 
 
-def _expectation(kind: Any, rule: Rule) -> str:
+def _expectation(kind: Any, rule: Rule, value: Any = None) -> str:
     if rule.choices:
         return "one of " + ", ".join(rule.choices)
     if rule.duration:
         word = "milliseconds, a timedelta or text such as 500ms, 30s, 24h"
     else:
         word = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
-    if rule.min is not None and rule.max is not None:
-        return f"{word} from {rule.min:g} to {rule.max:g}"
+    most = MOST if rule.max is None and isinstance(value, int | float) and value > MOST else rule.max
+    if rule.min is not None and most is not None:
+        return f"{word} from {rule.min} to {most}"
     if rule.min is not None:
-        return f"{word}, at least {rule.min:g}"
-    return word
+        return f"{word}, at least {rule.min}"
+    return word if most is None else f"{word}, at most {most}"
 
 
 def _integer(value: Any) -> int | None:
@@ -244,12 +256,21 @@ def _integer(value: Any) -> int | None:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
-    if isinstance(value, int | float):
-        return float(value)
     try:
-        return float(value) if isinstance(value, str) else None
-    except ValueError:
+        return float(value) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
         return None
+
+
+def _text(value: Any) -> str | None:
+    """Text that can be sent: a lone surrogate has no UTF-8."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value
 
 
 def _boolean(value: Any) -> bool | None:
@@ -280,7 +301,7 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     int: _integer,
     float: _number,
     bool: _boolean,
-    str: lambda value: value if isinstance(value, str) else None,
+    str: _text,
 }
 
 
@@ -306,15 +327,17 @@ class ConnectionOptions:
         "`embedded://`. Without it `CHASQUI_URL`, then `redis://127.0.0.1:6379/0`.",
     )
     pool_size: int = option(8, min=1, max=10_000, help="Connections kept to the server.")
-    connect_timeout_ms: int = option(10_000, min=1, help="How long one attempt to connect may take.")
-    socket_timeout_ms: int = option(30_000, min=1, help="How long the server may take to answer a command.")
+    connect_timeout_ms: int = option(10_000, min=1, max=_DAY_MS, help="How long one attempt to connect may take.")
+    socket_timeout_ms: int = option(
+        30_000, min=1, max=_DAY_MS, help="How long the server may take to answer a command."
+    )
     reconnect_attempts: int = option(
         5, min=0, help="How often a lost connection is tried again before the call fails with ConnectionLost."
     )
     reconnect_initial_ms: int = option(
-        100, min=1, help="Wait before the first such try; it doubles from try to try, with jitter."
+        100, min=1, max=_DAY_MS, help="Wait before the first such try; it doubles from try to try, with jitter."
     )
-    reconnect_max_ms: int = option(30_000, min=1, help="The longest wait between two tries.")
+    reconnect_max_ms: int = option(30_000, min=1, max=_DAY_MS, help="The longest wait between two tries.")
     tls_ca: str | None = option(None, help="`rediss://`: file with the certificates to trust.")
     tls_cert: str | None = option(None, help="`rediss://`: our certificate file, when the server asks for one.")
     tls_key: str | None = option(None, secret=True, help="`rediss://`: file with the key of `tls_cert`.")
@@ -346,10 +369,13 @@ class ProducerOptions(ConnectionOptions):
         30_000, min=0, duration=True, help="How long `overflow=block` waits for room before QueueFull."
     )
     max_delay_secs: int = option(
-        30 * 24 * 3600, min=0, help="Longest delay that is accepted, in seconds; 0 accepts any."
+        30 * 24 * 3600, min=0, max=100 * _YEAR_SECS, help="Longest delay that is accepted, in seconds; 0 accepts any."
     )
     max_payload_bytes: int = option(
-        1_048_576, min=1, help="Largest encoded job that is accepted; workers refuse larger ones as well."
+        1_048_576,
+        min=1,
+        max=512 * 1024 * 1024,
+        help="Largest encoded job that is accepted; workers refuse larger ones as well.",
     )
     dedup_ttl: int = option(
         86_400_000,
@@ -363,7 +389,7 @@ class ProducerOptions(ConnectionOptions):
 class RoleOptions(ConnectionOptions):
     """What the standing roles share: they wait out any outage, so their waits between tries stay short."""
 
-    reconnect_max_ms: int = option(1_000, min=1, help="The longest wait between two tries to reconnect.")
+    reconnect_max_ms: int = option(1_000, min=1, max=_DAY_MS, help="The longest wait between two tries to reconnect.")
     queue: str = option("default", help="The queue's name.")
 
 
@@ -378,7 +404,7 @@ class LeaderOptions(RoleOptions):
         help="At the cap: leave what is due where it is until there is room, or trim the stream as ChasquiMQ does.",
     )
     dlq_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the dead letters.")
-    lock_ttl_secs: int = option(5, min=1, help="How long a leader that fell silent keeps its lease.")
+    lock_ttl_secs: int = option(5, min=1, max=86_400, help="How long a leader that fell silent keeps its lease.")
     holder_id: str = option("", help="This instance's name in the lease; made up when empty.")
 
 
@@ -386,7 +412,7 @@ class LeaderOptions(RoleOptions):
 class PromoterOptions(LeaderOptions):
     """Options of Promoter."""
 
-    poll_interval_ms: int = option(100, min=1, help="How often to look for due jobs.")
+    poll_interval_ms: int = option(100, min=1, max=_DAY_MS, help="How often to look for due jobs.")
     promote_batch: int = option(256, min=1, max=1000, help="Most jobs moved in one step.")
     events_enabled: bool = option(True, help="Write a `waiting` event for each promoted job.")
     events_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the events.")
@@ -396,7 +422,7 @@ class PromoterOptions(LeaderOptions):
 class SchedulerOptions(LeaderOptions):
     """Options of Scheduler."""
 
-    tick_interval_ms: int = option(1_000, min=1, help="How often to look for due specs.")
+    tick_interval_ms: int = option(1_000, min=1, max=_DAY_MS, help="How often to look for due specs.")
     batch: int = option(256, min=1, max=1000, help="Most specs handled in one tick.")
 
 
@@ -409,41 +435,49 @@ class Settling:
         30_000, min=50, help="A job whose worker has not renewed its claim for so long is taken over."
     )
     max_attempts: int = option(3, min=0, max=2**32 - 1, help="Runs of a job before it is given up, the first included.")
-    max_payload_bytes: int = option(1_048_576, min=1, help="Larger jobs go to the dead letters unread.")
+    max_payload_bytes: int = option(
+        1_048_576, min=1, max=512 * 1024 * 1024, help="Larger jobs go to the dead letters unread."
+    )
     dlq_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the dead letters.")
     retry_initial_backoff_ms: int = option(100, min=0, help="Wait before the first retry.")
     retry_max_backoff_ms: int = option(30_000, min=0, help="Longest wait before a retry, jitter not counted.")
-    retry_multiplier: float = option(2.0, help="How much longer each next wait is.")
+    retry_multiplier: float = option(2.0, min=0, help="How much longer each next wait is.")
     retry_jitter_ms: int = option(100, min=0, help="Up to this much is added to each wait.")
     events_enabled: bool = option(True, help="Write what happens to jobs to the events stream.")
     events_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the events.")
     store_results: bool = option(False, help="Store what handlers return, for `get_result`.")
-    result_ttl_secs: int = option(3_600, min=1, help="How long a result is kept.")
+    result_ttl_secs: int = option(3_600, min=1, max=10 * _YEAR_SECS, help="How long a result is kept.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions(Settling, RoleOptions):
     """Options of Consumer."""
 
-    consumer_id: str = option("", help="This worker's name in the group; `c-<uuid>` when empty.")
+    consumer_id: str = option(
+        "",
+        help="This worker's name in the group; `c-<uuid>` when empty. Two workers at a time must not share one: each "
+        "would give the other's jobs back. Names in `spark-` belong to the Spark connector.",
+    )
     raw: bool = option(False, help="Payloads and results are MessagePack bytes: leave them alone.")
     datetimes: bool = option(False, help="Read MessagePack timestamps as aware UTC datetimes, and write them so.")
     batch: int = option(64, min=1, max=10_000, help="Most jobs taken in one read.")
-    block_ms: int = option(5_000, min=1, help="How long a read waits for jobs.")
+    block_ms: int = option(5_000, min=1, max=_DAY_MS, help="How long a read waits for jobs.")
     concurrency: int = option(100, min=1, max=100_000, help="Most handlers at work at a time.")
     ack_batch: int = option(256, min=1, max=1000, help="Most jobs settled in one step.")
     ack_idle_ms: int = option(5, min=0, help="Longest wait of a finished job for others to be settled with.")
-    shutdown_deadline_secs: int = option(30, min=0, help="How long running handlers may finish after a stop.")
+    shutdown_deadline_secs: int = option(
+        30, min=0, max=86_400, help="How long running handlers may finish after a stop."
+    )
     dlq_inflight: int = option(32, min=1, max=1000, help="Most dead letters moved in one step.")
     retry_inflight: int = option(64, min=1, max=1000, help="Most retries moved in one step.")
     delayed_enabled: bool = option(True, help="Run a promoter inside.")
-    delayed_poll_interval_ms: int = option(100, min=1, help="Its `poll_interval_ms`.")
+    delayed_poll_interval_ms: int = option(100, min=1, max=_DAY_MS, help="Its `poll_interval_ms`.")
     delayed_promote_batch: int = option(256, min=1, max=1000, help="Its `promote_batch`.")
     delayed_max_stream_len: int = option(1_000_000, min=1, help="Its `max_stream_len`.")
-    delayed_lock_ttl_secs: int = option(5, min=1, help="Its `lock_ttl_secs`.")
+    delayed_lock_ttl_secs: int = option(5, min=1, max=86_400, help="Its `lock_ttl_secs`.")
     run_scheduler: bool = option(True, help="Run a scheduler inside.")
-    scheduler_tick_interval_ms: int = option(1_000, min=1, help="Its `tick_interval_ms`.")
-    pause_poll_ms: int = option(250, min=1, help="How often to look whether the queue is paused.")
+    scheduler_tick_interval_ms: int = option(1_000, min=1, max=_DAY_MS, help="Its `tick_interval_ms`.")
+    pause_poll_ms: int = option(250, min=1, max=_DAY_MS, help="How often to look whether the queue is paused.")
     unknown_name: str = option(
         "fail", choices=("fail", "dlq"), help="A job whose name a Router does not know: a failed run, or a dead letter."
     )

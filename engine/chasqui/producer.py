@@ -19,7 +19,7 @@ import msgpack
 from chasqui.errors import ConfigError, PayloadError, ResultTimeout
 from chasqui.ids import NewIds, new_ids
 from chasqui.job import DelayedJob, DlqEntry, NewJob, Overview, RetryOverride, Stats
-from chasqui.options import ProducerOptions, build
+from chasqui.options import MOST, ProducerOptions, build
 from chasqui.payload import PayloadCodec, too_large
 from chasqui.protocol import dead_letters, delays, observe, produce, schedule, survey
 from chasqui.protocol.bulk import Bulk, envelope_size
@@ -35,6 +35,8 @@ When = int | datetime
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 _TRUST_S = 0.1
+# Scores and the numbers of scripts are doubles: beyond it they are not whole any more.
+_LATEST_MS = 2**53
 
 
 class Producer:
@@ -623,6 +625,11 @@ class _Plans:
         limit = self.options.max_delay_secs
         if limit and wait // 1000 > limit:
             raise ConfigError(f"the delay of {wait // 1000} s is longer than max_delay_secs ({limit} s)")
+        if now_ms + wait > _LATEST_MS:
+            what = "delay_ms" if delay_ms is not None else "run_at_ms"
+            raise ConfigError(
+                f"{what} expects a time that the server can tell to the millisecond: at most {_LATEST_MS}"
+            )
         return now_ms + wait if wait > 0 else None
 
     def _pack_all(self, payloads: Sequence[Any], retry_size: int) -> tuple[list[bytes], list[int]]:
@@ -712,8 +719,8 @@ def _no_result(job_id: str, timeout: float | timedelta) -> ResultTimeout:
 
 
 def _count(what: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{what} expects a whole number, zero or more; got {value!r:.80}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+        raise ConfigError(f"{what} expects a whole number from 0 to {MOST}, got {value!r:.80}")
     return value
 
 

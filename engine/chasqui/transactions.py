@@ -51,6 +51,10 @@ class Terms:
     durability: str = "auto"
     older: str = "fail"
 
+    def __post_init__(self) -> None:
+        for name in ("max_stream_len", "block_timeout_ms", "dlq_max_stream_len", "stage_ttl_ms", "ledger_ttl_ms"):
+            _whole(name, getattr(self, name))
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -101,6 +105,7 @@ class Transactions:
         has written is no version come again, and is refused with LedgerAhead.
         """
         app, manifest = AppKeys(app_id), manifest_of(staged)
+        _whole("version", version)
         while True:
             if complete:
                 begun = self._link.run(
@@ -154,6 +159,7 @@ class Transactions:
         looked, the next run finds its stages gone and withdraws it.
         """
         manifest = manifest_of(staged)
+        _whole("version", version)
         home = self.standing(app_id)
         if home is not None and home.version == version and home.manifest_id == manifest.id:
             log.info("writer %s: version %d is %s and stays; the next run finishes it", app_id, version, home.state)
@@ -348,6 +354,13 @@ class Transactions:
                 f"the batch is published, but the server's disk did not confirm it within {timeout_ms} ms; run it "
                 f"again, which publishes nothing twice"
             )
+
+
+def _whole(name: str, value: int) -> int:
+    """Scripts calculate in doubles, which are whole up to 2**53 only."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**53:
+        raise ConfigError(f"{name} expects a whole number from 0 to {2**53}, got {value!r:.80}")
+    return value
 
 
 def manifest_of(staged: Sequence[Staged]) -> Manifest:

@@ -46,7 +46,7 @@ BAD_MOMENTS = [
     10**30,
 ]
 BAD_LISTS = ["text", b"bytes", {"a": 1}, 5, None]
-BAD_COUNTS = [-1, 1.5, "5", True]
+BAD_COUNTS = [-1, 1.5, "5", True, 2**70]
 BAD_ENTRY_IDS = ["", "5", "-", "1-", "-1", "a-b", "1-1-1", "1" * 50 + "-0", "-", "+", "(1-0", 5, b"1-0"]
 
 TABLE: list[Row] = [
@@ -291,3 +291,19 @@ def test_a_bad_option_is_refused_at_once(connect: Connect, options: dict[str, An
 
 def _name_of(add: Callable[[Any, Any], Any]) -> str:
     return next(name for name, known, _ in UNPACKABLE_IN if known is add)
+
+
+@pytest.mark.parametrize("moment", [2**53 + 1, 2**70])
+def test_a_time_that_no_score_can_hold_is_refused_also_where_any_delay_is_accepted(
+    connect: Connect, moment: int
+) -> None:
+    producer = connect("redis://127.0.0.1:1/0", queue="q", max_delay_secs=0)
+
+    for call in (
+        lambda: producer.add_at(moment, 1),
+        lambda: producer.add_in(moment, 1),
+        lambda: producer.add_in_bulk(moment, [1]),
+        lambda: producer.add_bulk_jobs([NewJob(1, id="i", run_at_ms=moment)]),
+    ):
+        with pytest.raises(ConfigError, match=f"at most {2**53}"):
+            call()

@@ -307,7 +307,12 @@ def test_a_chosen_name_and_group_are_used(url: str, client: redis.Redis, queue: 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [({"group": ""}, "group"), ({"concurrency": 0}, "concurrency"), ({"unknown_name": "x"}, "unknown_name")],
+    [
+        ({"group": ""}, "group"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"unknown_name": "x"}, "unknown_name"),
+        ({"consumer_id": "spark-1"}, "consumer_id expects a name that does not start with spark-"),
+    ],
     ids=repr,
 )
 def test_a_wrong_option_is_refused_before_anything_is_sent(options: dict[str, Any], complaint: str) -> None:

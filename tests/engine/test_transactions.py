@@ -680,3 +680,11 @@ def test_ledgers_are_shown_with_how_far_they_are(
     assert (ledger.app_id, ledger.version, ledger.state) == (app, 3, "open")
     assert [(row.queue, row.published, row.rows, row.state) for row in ledger.queues] == [(queue, 900, 1500, "open")]
     assert eventually(lambda: not client.exists(AppKeys(app).home))
+
+
+@pytest.mark.parametrize("number", [-1, 2**53 + 1, 1.0, True, "1"], ids=repr)
+def test_numbers_that_a_script_cannot_hold_are_refused(url: str, app: str, number: Any) -> None:
+    with pytest.raises(ConfigError, match="version expects a whole number"):
+        commit(url, app, number)
+    with pytest.raises(ConfigError, match="stage_ttl_ms expects a whole number"):
+        Terms(stage_ttl_ms=number)

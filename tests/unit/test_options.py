@@ -12,11 +12,16 @@ import pytest
 
 from chasqui.errors import OptionError
 from chasqui.options import (
+    MOST,
     ConnectionOptions,
+    ConsumerOptions,
     ProducerOptions,
+    PromoterOptions,
+    SchedulerOptions,
     Spelling,
     build,
     check,
+    described,
     from_environment,
     option,
     spell,
@@ -120,6 +125,13 @@ BAD_VALUES: list[tuple[Spelling, dict[str, Any], str]] = [
         f"block_timeout expects {DURATION}, at least 0, got datetime.timedelta(days=-1, seconds=86399)",
     ),
     ("python", {"dedup_ttl": "999ms"}, f"dedup_ttl expects {DURATION}, at least 1000, got '999ms'"),
+    ("python", {"queue": "\udcff"}, r"queue expects text, got '\udcff'"),
+    ("python", {"max_stream_len": 2**70}, f"max_stream_len expects a whole number from 1 to {MOST}, got {2**70}"),
+    (
+        "python",
+        {"socket_timeout_ms": 86_400_001},
+        "socket_timeout_ms expects a whole number from 1 to 86400000, got 86400001",
+    ),
     ("spark", {"poolsize": "x"}, "poolSize expects a whole number from 1 to 10000, got 'x'"),
     ("spark", {"maxStreamLen": "-3"}, "maxStreamLen expects a whole number, at least 1, got '-3'"),
     ("spark", {"RAW": "2"}, "raw expects true or false, got '2'"),
@@ -201,6 +213,20 @@ def test_duration_is_kept_in_milliseconds(written: Any, milliseconds: int) -> No
 def test_duration_beyond_all_numbers_is_refused(written: str) -> None:
     with pytest.raises(OptionError, match="block_timeout expects"):
         build(ProducerOptions, {"block_timeout": written})
+
+
+NO_NUMBERS = [2**70, 10**5000, -(2**70), float("nan"), float("inf"), True, "1e999", "9" * 30]
+
+
+@pytest.mark.parametrize("cls", [ProducerOptions, ConsumerOptions, PromoterOptions, SchedulerOptions])
+@pytest.mark.parametrize(
+    "value", [2**70, 10**5000, -(2**70), float("nan"), float("inf"), True, "1e999", "9" * 30], ids=lambda value: ""
+)
+def test_no_number_is_taken_that_nothing_could_do_with(cls: type[Any], value: Any) -> None:
+    for name, rule, kind, _ in described(cls):
+        if kind in (int, float) or rule.duration:
+            with pytest.raises(OptionError, match=f"{name} expects"):
+                build(cls, {name: value})
 
 
 def test_secrets_are_the_options_that_hold_credentials() -> None:
