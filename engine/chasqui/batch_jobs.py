@@ -22,7 +22,7 @@ log = logging.getLogger("chasqui.batches")
 Piece: TypeAlias = tuple[int, int, int]
 """Part of a batch: a block, the first job of it, and the one behind the last."""
 
-BEAT_S = 1.0
+BEAT_S = 0.5
 """How often a task tells that it lives."""
 
 _BLOCKS_AT_ONCE = 16

@@ -41,8 +41,8 @@ _POLL_S = 0.05
 _SLICES_AT_ONCE = 4
 _UNKNOWN = -math.inf
 _FORGET_EVERY_S = 3600.0
-# Spark kills what runs in a stopped task about four seconds later. A task tells every second that it lives.
-_SILENT_MS = 4000
+_SILENT_MS = 3000
+"""A task that was not heard of for so long is dead. It tells twice a second that it lives, until its process ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,13 +273,14 @@ class Claims:
         """Tasks of a driver that was stopped or killed just now run on for some seconds: their jobs are not run beside
         them.
         """
+        waiting = False
         while True:
             plan = self._link.run(place.plan(seq, token, self._holder, _SILENT_MS))
             if not isinstance(plan, manifests.Plan) or not plan.wait_ms:
                 return plan
-            with self._lock:
-                self._in_flight.setdefault((place.keys.queue, seq), _UNKNOWN)
-            log.info("queue %r: tasks of the driver before are at work on batch %d; waiting", place.keys.queue, seq)
+            if not waiting:
+                log.info("queue %r: tasks of the driver before are at work on batch %d; waiting", place.keys.queue, seq)
+            waiting = True
             time.sleep(min(plan.wait_ms, 200) / 1000)
 
     def _is_fresh(self, queue: str, seq: int) -> bool:
@@ -363,7 +364,7 @@ class Claims:
         """How many jobs of the batch were given back; None: too early to say."""
         place, token, now = self._place(queue), self._tokens.get(queue, 0), time.monotonic()
         if (queue, seq) in self._planned:
-            batch = link.run(place.standing(seq, token))
+            batch = link.run(place.progress(seq, token))
             how = link.run(manifests.how_ended(batch.run)) if batch.run else ""
             if not batch.there or how == FAILED:
                 return 0

@@ -66,7 +66,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Progress:
     """How far a batch has come: whether it is there, the Spark run whose tasks have begun to read it (empty: none), how
     many of that driver's tasks have not ended, and for how long none of them has been heard of.
     """
@@ -205,13 +205,13 @@ class Place:
         """Note that nothing of that task is running any more."""
         yield from call_script(script("end_task"), [self.manifest(seq)], [token, task], safe=True)
 
-    def standing(self, seq: int, token: int) -> Flow[Standing]:
+    def progress(self, seq: int, token: int) -> Flow[Progress]:
         key = self.manifest(seq)
         asked = command("HMGET", key, "count", "run", f"tasks:{token}", f"beat:{token}", safe=True)
         held, now = values((yield Batch((asked, command("TIME", safe=True, route=key)))))
         count, run, tasks, beat = held
         now_ms = number(now[0]) * 1000 + number(now[1]) // 1000
-        return Standing(count is not None, plain(run), number(tasks), now_ms - number(beat))
+        return Progress(count is not None, plain(run), number(tasks), now_ms - number(beat))
 
     # Ending.
 
