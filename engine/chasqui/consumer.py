@@ -491,6 +491,9 @@ class _Session:
         task = asyncio.current_task()
         start = time.perf_counter_ns()
         for job in jobs:
+            if job.lost:  # taken over while the batch waited for more
+                self._settled([job.entry])
+                continue
             self._settler.run_event("active", job)
             try:
                 job.payload = self._codec.unpack(job.packed)

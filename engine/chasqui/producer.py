@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 
-from chasqui.errors import ConfigError, PayloadError, ResultTimeout
+from chasqui.errors import ConfigError, DecodeError, PayloadError, ResultTimeout
 from chasqui.ids import NewIds, new_ids
 from chasqui.job import DelayedJob, DlqEntry, NewJob, Overview, RetryOverride, Stats
 from chasqui.options import MOST, ProducerOptions, build
@@ -522,8 +522,15 @@ class _Plans:
         return (yield from dead_letters.purge(self.keys, count, _entry_ids(ids)))
 
     def results(self, ids: Sequence[str]) -> Flow[list[Any]]:
-        found = yield from self.raw_results(ids)
-        return [None if data is None else self.codec.unpack(data) for data in found]
+        chosen = self._ids(ids)
+        found = yield from self.raw_results(chosen)
+        return [None if data is None else self._result(i, data) for i, data in zip(chosen, found, strict=True)]
+
+    def _result(self, job_id: str, data: bytes) -> Any:
+        try:
+            return self.codec.unpack(data)
+        except DecodeError as error:
+            raise DecodeError(f"the result of job {job_id!r:.80}: {error.message}") from None
 
     def raw_results(self, ids: Sequence[str]) -> Flow[list[Any]]:
         chosen = self._ids(ids)

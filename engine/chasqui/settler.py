@@ -72,9 +72,9 @@ class Settler:
     # Outcomes. Called on the event loop, between awaits: plain appends.
 
     def done(self, job: ActiveJob, result: bytes | None) -> None:
-        """The handler returned."""
+        """The handler returned. Of a result without a byte nothing is stored, as in ChasquiMQ."""
         self._unsettled += 1
-        if result is None:
+        if not result:
             self._done.append(job.entry)
         else:
             self._results.append((job.entry, job.id, result))

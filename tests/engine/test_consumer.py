@@ -120,6 +120,14 @@ def test_a_raw_consumer_hands_out_and_stores_messagepack_as_it_is(url: str, clie
     assert seen == [b"\x81\xa1a\x01"]
 
 
+def test_a_raw_result_without_a_byte_is_no_result(url: str, client: redis.Redis, queue: str) -> None:
+    with Producer(url, queue=queue) as producer, working(url, queue, lambda job: b"", raw=True, store_results=True):
+        producer.add(1, id="j")
+        eventually(lambda: nothing_left(client, queue))
+
+        assert producer.get_result("j") is None
+
+
 # Threads and slots
 
 

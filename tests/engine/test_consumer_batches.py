@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 import redis
 
-from chasqui import InMemorySink, Producer, RetryLater, Router, UnrecoverableError, batch
+from chasqui import InMemorySink, NewJob, Producer, RetryLater, Router, UnrecoverableError, batch
 from tests.engine.seen import an_envelope, in_delayed, key
-from tests.engine.worker_tools import dead_letters, event_names, events, nothing_left, pending, until, working
+from tests.engine.worker_tools import (
+    dead_letters,
+    event_names,
+    events,
+    nothing_left,
+    pending,
+    steal_until_renewed,
+    until,
+    working,
+)
 from tests.support import eventually
 
 # Batch handlers
@@ -48,6 +57,27 @@ def test_a_batch_that_is_full_does_not_wait(url: str, client: redis.Redis, queue
             eventually(lambda: nothing_left(client, queue), within=5)
 
     assert sizes == [5, 5]
+
+
+def test_a_job_that_is_taken_over_while_its_batch_waits_is_not_started(
+    url: str, client: redis.Redis, queue: str
+) -> None:
+    seen: list[str] = []
+
+    @batch(max_jobs=3, max_wait_ms=60_000)
+    async def handler(jobs: list[Any]) -> None:
+        seen.extend(job.id for job in jobs)
+
+    with Producer(url, queue=queue) as producer, working(url, queue, handler, claim_min_idle_ms=1_000):
+        producer.add_bulk_jobs([NewJob(1, id="held"), NewJob(1, id="lost")])
+        eventually(lambda: len(pending(client, queue)) == 2)
+        held, lost = (entry for entry, _, _ in pending(client, queue))
+        steal_until_renewed(client, queue, lost, held)
+        steal_until_renewed(client, queue, lost, held)
+        producer.add(1, id="last")
+        eventually(lambda: seen)
+
+    assert seen == ["held", "last"]
 
 
 def test_a_batch_waits_for_max_wait_and_then_starts_with_what_is_there(

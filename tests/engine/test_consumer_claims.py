@@ -24,6 +24,7 @@ from tests.engine.worker_tools import (
     nothing_left,
     pending,
     quiet_joined,
+    steal_until_renewed,
     until,
     working,
 )
@@ -232,18 +233,6 @@ def test_a_job_lost_before_it_was_started_is_not_started(url: str, client: redis
             eventually(lambda: len(pending(client, queue)) == 1)
 
     assert second not in gate.started
-
-
-def steal_until_renewed(client: redis.Redis, queue: str, entry: str, other: str) -> None:
-    """A thief takes that entry and keeps it fresh, until the claim on the other one has been renewed."""
-    stream, since = key(queue, "stream"), time.monotonic()
-
-    def renewed() -> bool:
-        client.xclaim(stream, "default", "thief", 0, [entry], justid=True)
-        (found,) = client.xpending_range(stream, "default", other, other, 1)
-        return bool(found["time_since_delivered"] < (time.monotonic() - since) * 1000 - 20)
-
-    eventually(renewed)
 
 
 def test_a_worker_that_was_held_up_does_not_run_its_own_jobs_twice(url: str, client: redis.Redis, queue: str) -> None:

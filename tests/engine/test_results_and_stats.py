@@ -130,6 +130,16 @@ def test_a_job_from_the_future_has_no_negative_age(producer: Any, client: redis.
     assert producer.stats().oldest_age_ms == 0
 
 
+@pytest.mark.parametrize(("score", "due_ms"), [("-inf", 0), ("+inf", 2**64), (1.5, 1), (1e300, 2**64)])
+def test_a_score_that_is_no_time_is_shown_as_the_nearest_one(
+    producer: Any, client: redis.Redis, queue: str, score: Any, due_ms: int
+) -> None:
+    client.zadd(key(queue, "delayed"), {b"member": score})
+
+    assert producer.overview().next_due_ms == due_ms
+    assert [job.run_at_ms for job in producer.list_delayed()] == [due_ms]
+
+
 def test_pause_sets_a_key_and_resume_removes_it(producer: Any, client: redis.Redis, queue: str) -> None:
     producer.pause()
     producer.pause()

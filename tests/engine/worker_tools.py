@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -128,6 +129,18 @@ def events(client: redis.Redis, queue: str) -> list[dict[str, str]]:
 def event_names(client: redis.Redis, queue: str, id: str | None = None) -> list[str]:
     """What happened, or what happened to that job."""
     return [event["e"] for event in events(client, queue) if id is None or event["id"] == id]
+
+
+def steal_until_renewed(client: redis.Redis, queue: str, entry: str, other: str) -> None:
+    """A thief takes that entry and keeps it fresh, until the claim on the other one has been renewed."""
+    stream, since = key(queue, "stream"), time.monotonic()
+
+    def renewed() -> bool:
+        client.xclaim(stream, "default", "thief", 0, [entry], justid=True)
+        (found,) = client.xpending_range(stream, "default", other, other, 1)
+        return bool(found["time_since_delivered"] < (time.monotonic() - since) * 1000 - 20)
+
+    eventually(renewed)
 
 
 class Journal:

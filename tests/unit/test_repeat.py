@@ -18,6 +18,7 @@ from chasqui.protocol.flow import Batch, Command, Refusal
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.lease import Lease
 from chasqui.protocol.produce import Room
+from chasqui.protocol.replies import score_ms
 from chasqui.protocol.schedule import MAX_STEPS, PASS_JOBS, Plan, checked_key, pass_once, plan_fires
 from chasqui.protocol.scripts import script
 from chasqui.protocol.specs import StoredSpec, decode_spec, encode_spec, payload_element
@@ -405,7 +406,7 @@ def test_a_lost_connection_ends_the_pass_with_what_broke_it() -> None:
     ("score", "fire_at"), [(b"-inf", 0), (b"-5", 0), (b"12.75", 12), (b"1.5e3", 1500), (b"inf", 2**64)]
 )
 def test_any_score_is_a_time(score: bytes, fire_at: int) -> None:
-    assert schedule._epoch_ms(score) == fire_at
+    assert score_ms(score) == fire_at
 
 
 def mutants() -> list[bytes]:

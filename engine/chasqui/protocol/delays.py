@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chasqui.errors import DecodeError, QueueFull
-from chasqui.job import U64_MAX, DelayedJob
+from chasqui.job import DelayedJob
 from chasqui.payload import PayloadCodec
 from chasqui.protocol.codec import decode_envelope, decode_name, split_member
 from chasqui.protocol.flow import Arg, Batch, Command, Flow, call_script, command, values
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.produce import Room
-from chasqui.protocol.replies import job, number
+from chasqui.protocol.replies import job, number, score_ms
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, script
 
 # A member may have a megabyte: a page has to be small enough for that.
@@ -117,7 +117,7 @@ def _chunks(found: dict[str, bytes]) -> Iterator[list[tuple[str, bytes]]]:
 
 def _delayed(member: bytes, score: bytes, codec: PayloadCodec) -> DelayedJob:
     """Total: a member that is no job is shown as what it is."""
-    run_at_ms = int(min(max(float(score), 0.0), float(U64_MAX)))
+    run_at_ms = score_ms(score)
     try:
         name, envelope = split_member(member)
         return DelayedJob(run_at_ms, decode_name(name), job(envelope, name, "", codec), member)

@@ -7,7 +7,7 @@ from typing import Any
 import hiredis
 
 from chasqui.errors import DecodeError
-from chasqui.job import DlqEntry, Job
+from chasqui.job import U64_MAX, DlqEntry, Job
 from chasqui.payload import PayloadCodec
 from chasqui.protocol.codec import decode_envelope, decode_name
 from chasqui.protocol.flow import Refusal
@@ -44,6 +44,11 @@ def number(reply: Any) -> int:
 def entry_ms(entry_id: bytes | str) -> int:
     """The millisecond part of a stream entry's id."""
     return int(plain(entry_id).partition("-")[0])
+
+
+def score_ms(score: Any) -> int:
+    """A score as a time: whole, not before 1970, and not without end."""
+    return int(min(max(float(score), 0.0), float(U64_MAX)))
 
 
 def job(data: bytes, name: bytes | None, entry_id: str, codec: PayloadCodec) -> Job:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from chasqui.errors import ConfigError, DecodeError, NoFutureFire
-from chasqui.job import U64_MAX
 from chasqui.protocol.codec import Envelope, encode_envelope
 from chasqui.protocol.flow import Arg, Batch, Flow, Refusal, call_script, call_scripts, command
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.lease import Lease
 from chasqui.protocol.produce import RESEND_MS, Room
-from chasqui.protocol.replies import number, plain
+from chasqui.protocol.replies import number, plain, score_ms
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, Script, script
 from chasqui.protocol.specs import StoredSpec, decode_spec, encode_spec
 from chasqui.repeat import RepeatableMeta
@@ -74,7 +73,7 @@ def listed(keys: Keys, limit: int) -> Flow[list[RepeatableMeta]]:
         stored = yield from _read(keys, page)
         for (member, score), fields in zip(page, stored, strict=True):
             try:
-                found.append(_meta(_decoded(fields), plain(member), _epoch_ms(score)))
+                found.append(_meta(_decoded(fields), plain(member), score_ms(score)))
             except DecodeError:
                 continue
     return found
@@ -281,7 +280,7 @@ class _Pass:
         return self._fire(key, score, spec, fields)
 
     def _fire(self, key: str, score: bytes, spec: StoredSpec, fields: list[bytes]) -> _Planned:
-        fire_at = _epoch_ms(score)
+        fire_at = score_ms(score)
         each = len(spec.element) + _ENVELOPE_EXTRA
         most = max(1, min(SCRIPT_ENTRIES, SCRIPT_BYTES // each))
         plan = plan_fires(spec, fire_at, self.now_ms, left=_left(fields[2], fire_at), most=most)
@@ -342,11 +341,6 @@ def _left(catchup: bytes | None, fire_at: int) -> int | None:
 
 def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
     return [(flat[i], flat[i + 1]) for i in range(0, len(flat) - 1, 2)]
-
-
-def _epoch_ms(score: bytes) -> int:
-    """A score as a time: whole, not before 1970, and not without end."""
-    return int(min(max(float(score), 0.0), float(U64_MAX)))
 
 
 def _sha(blob: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from chasqui.job import Overview, WorkerSeen
 from chasqui.protocol.flow import Batch, Flow, Refusal, command, values
 from chasqui.protocol.keys import Keys
-from chasqui.protocol.replies import entry_ms, fields, number, plain
+from chasqui.protocol.replies import entry_ms, fields, number, plain, score_ms
 
 
 def overview(keys: Keys, group: str) -> Flow[Overview]:
@@ -40,7 +40,7 @@ def overview(keys: Keys, group: str) -> Flow[Overview]:
     length, pending = number(about.get(b"length")), number(summary[0]) if summary else 0
     oldest: Any = about.get(b"first-entry")
     now_ms = number(clock[0]) * 1000 + number(clock[1]) // 1000
-    due_ms = int(float(first[1])) if first else None
+    due_ms = score_ms(first[1]) if first else None
     return Overview(
         queue=keys.queue,
         group=group,
