@@ -68,7 +68,8 @@ def test_a_job_that_is_taken_over_while_its_batch_waits_is_not_started(
     async def handler(jobs: list[Any]) -> None:
         seen.extend(job.id for job in jobs)
 
-    with Producer(url, queue=queue) as producer, working(url, queue, handler, claim_min_idle_ms=1_000):
+    options = {"claim_min_idle_ms": 1_000, "concurrency": 3}
+    with Producer(url, queue=queue) as producer, working(url, queue, handler, **options):
         producer.add_bulk_jobs([NewJob(1, id="held"), NewJob(1, id="lost")])
         eventually(lambda: len(pending(client, queue)) == 2)
         held, lost = (entry for entry, _, _ in pending(client, queue))
