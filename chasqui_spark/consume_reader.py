@@ -215,7 +215,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows, limits = Rows(options), Limits(options.max_attempts, options.max_payload_bytes)
         outcomes = Outcomes(link_of(options), queue, options)
         keep_bad = options.bad_jobs in ("null", "fail")
-        pages = jobs.pages(pieces)
+        pages = jobs.job_pages(pieces)
         while True:
             with paused():
                 page = next(pages, None)

@@ -8,19 +8,28 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chasqui.bridge import DeadLetter, Limits, classify, entry_fields
+from chasqui.bridge import DeadLetter, JobSpans, Limits, classify, entry_fields
 from chasqui_spark.rows import Rows
 
 Entry = tuple[bytes, Any, int]
+_OVERHEAD = 16  # bytes of an envelope beside id and payload: fewer, in truth
 _NO_JOBS = frozenset({"malformed", "decode_failed"})
 
 
 def sift(
-    rows: Rows, queue: str, page: Sequence[Entry], limits: Limits, *, keep_bad: bool
+    rows: Rows, queue: str, page: Sequence[Entry] | JobSpans, limits: Limits, *, keep_bad: bool
 ) -> tuple[pa.RecordBatch, list[DeadLetter]]:
     """Rows and dead letters. With ``keep_bad`` entries that are no jobs stay, for ``badJobs`` to decide about; what is
     too large, or has no run left, never does.
     """
+    dropped: list[tuple[str, str]] | None = None if keep_bad else []
+    if isinstance(page, JobSpans):
+        if _all_fit(page, limits):
+            batch = rows.batch(queue, page, dropped)
+            if not dropped:
+                return batch, []
+            dropped = []
+        page = [(entry_id, flat, 0) for entry_id, flat in page.entries()]
     letters: list[DeadLetter] = []
     good: list[Entry] = []
     for entry in page:
@@ -31,7 +40,6 @@ def sift(
                 letters.append(found)
                 continue
         good.append(entry)
-    dropped: list[tuple[str, str]] | None = None if keep_bad else []
     batch = rows.batch(queue, good, dropped)
     if dropped:
         why = dict(dropped)
@@ -42,6 +50,12 @@ def sift(
         letters += spent.values()
         batch = batch.filter(pa.array([entry[0] not in spent for entry in good]))
     return batch, letters
+
+
+def _all_fit(page: JobSpans, limits: Limits) -> bool:
+    """Whether no job of the page is too large or has had its runs, told in one look."""
+    largest = int((page.payloads[1] - page.ids[0]).max()) + _OVERHEAD
+    return largest <= limits.max_payload_bytes and int(page.attempts.max()) < limits.max_attempts
 
 
 def _misfit(entry: Entry, limits: Limits, why: str) -> DeadLetter:

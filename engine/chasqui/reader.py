@@ -16,6 +16,7 @@ from chasqui.protocol.reading import (
     BEGINNING,
     LAST,
     PAGE_ENTRIES,
+    PARSED_AFTER_MISS,
     Id,
     PageLength,
     PendingEntry,
@@ -30,8 +31,6 @@ from chasqui.repeat import RepeatableMeta
 
 _TIES = 10_000
 _TOGETHER = 1000
-# Pages that are parsed at once after one whose bytes were looked at in vain: where there is one there are more.
-_PARSED_AFTER_MISS = 8
 
 _STREAMS: dict[str, Callable[[Keys], str]] = {
     "jobs": lambda keys: keys.stream,
@@ -123,7 +122,7 @@ class Reader:
                 data, page = page, None
                 if look is not None and not parse:
                     page = look(data)
-                    parse = _PARSED_AFTER_MISS if page is None else 0
+                    parse = PARSED_AFTER_MISS if page is None else 0
                 else:
                     parse = max(0, parse - 1)
                 if page is None:

@@ -20,6 +20,7 @@ from chasqui.claims import Claims, Planned, SettleTerms, settle, tell_ended
 from chasqui.errors import CheckpointInUse, ConfigError, ConnectionLost
 from chasqui.options import ConnectionOptions
 from chasqui.outcomes import FAIL, OK, RETRY, Outcome, Outcomes, Settled
+from chasqui.protocol.columns import JobSpans
 from chasqui.protocol.keys import Keys
 from chasqui.protocol.manifests import Place
 from chasqui.protocol.scripts import script
@@ -459,6 +460,36 @@ def test_another_group_under_the_same_checkpoint_is_refused(drive: Open, url: st
 
     with pytest.raises(ConfigError, match=r"group expects 'a'.*got 'b'.*another checkpointLocation"):
         drive(terms={"group": "b"}).claim(queue, 1, limit=1)
+
+
+@pytest.mark.parametrize("odd", ["", "deleted", "override", "another's"])
+def test_jobs_that_are_read_in_bytes_are_those_that_are_read_one_by_one(
+    drive: Open, link: Link, client: redis.Redis, url: str, queue: str, sid: str, odd: str
+) -> None:
+    with Producer(url, queue=queue) as producer:
+        producer.add_bulk(list(range(150)), name="n")
+        if odd == "override":
+            producer.add(1, name="n", retry=RetryOverride(7))
+        producer.add_bulk(list(range(150)), name="n")
+    driver = drive()
+    claimed = driver.claim(queue, 1, limit=1000)
+    plan = driver.plan(queue, 1)
+    assert list(plan.sizes) == [claimed]
+    pieces = [(1, 0, 150), (1, 151, claimed)] if odd == "another's" else [(1, 0, claimed)]
+    if odd == "deleted":
+        stream = f"{{chasqui:{queue}}}:stream"
+        client.xdel(stream, client.xrange(stream)[150][0])
+
+    def batch() -> BatchJobs:
+        return BatchJobs(link, queue=queue, group="default", sid=sid, seq=1, token=plan.token)
+
+    pages = list(batch().job_pages(pieces))
+
+    found = [(i, flat) for page in pages for i, flat, *_ in (page.entries() if isinstance(page, JobSpans) else page)]
+    assert found == [(i, flat) for page in batch().pages(pieces) for i, flat, _ in page]
+    assert len(found) == claimed - (odd in ("deleted", "another's"))
+    assert isinstance(pages[0], JobSpans)
+    assert all(isinstance(page, JobSpans) for page in pages) is (not odd)
 
 
 def test_large_jobs_are_claimed_and_read_in_small_pages(

@@ -8,8 +8,9 @@ import msgpack
 import pytest
 
 from chasqui import DecodeError, RetryOverride
-from chasqui.bridge import DeadLetter, Limits
+from chasqui.bridge import DeadLetter, JobSpans, Limits
 from chasqui.protocol.codec import Envelope, encode_envelope
+from chasqui.protocol.spans import job_spans
 from chasqui_spark.options import SourceOptions
 from chasqui_spark.rows import Rows
 from chasqui_spark.sifting import sift
@@ -20,7 +21,11 @@ LIMITS = Limits(3, 1000)
 def entry(
     number: int, payload: Any = 1, *, attempt: int = 0, deliveries: int = 0, retry: Any = None, raw: bytes | None = None
 ) -> tuple[bytes, list[bytes], int]:
-    data = encode_envelope(Envelope(f"j{number}", msgpack.packb(payload), 1, attempt, retry)) if raw is None else raw
+    data = (
+        encode_envelope(Envelope(f"j{number}", msgpack.packb(payload), 1_794_978_620_538, attempt, retry))
+        if raw is None
+        else raw
+    )
     return b"1795000000000-%d" % number, [b"d", data, b"n", b"name"], deliveries
 
 
@@ -78,6 +83,41 @@ def test_bad_jobs_are_rows_where_they_are_to_be_null_but_not_what_has_no_run_lef
 
     assert [one[-1] for one in ids] == ["1", "2"]
     assert list(letters) == ["3"]
+
+
+def as_spans(page: list[Any]) -> JobSpans:
+    """The same page, in the bytes that it would come in."""
+    parts = [b"*%d\r\n" % len(page)]
+    for entry_id, flat, _ in page:
+        parts += [b"*2\r\n$%d\r\n%b\r\n*%d\r\n" % (len(entry_id), entry_id, len(flat))]
+        parts += [b"$%d\r\n%b\r\n" % (len(part), part) for part in flat]
+    found = job_spans(b"".join(parts))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        [entry(1), entry(2, attempt=2)],
+        [entry(1), entry(2, "x" * 1000)],
+        [entry(1), entry(2, "x" * (1000 - 25)), entry(3)],
+        [entry(1, attempt=3), entry(2)],
+        [entry(1, {"n": 1}), entry(2, {"n": "x"})],
+    ],
+    ids=["all fit", "too large", "just not too large", "no run left", "another schema"],
+)
+@pytest.mark.parametrize("keep_bad", [False, True])
+def test_a_page_in_bytes_is_sifted_as_its_entries_are(page: list[Any], keep_bad: bool) -> None:
+    rows = Rows(
+        SourceOptions(queue="q", mode="consume", payload_schema="n INT", bad_jobs="null" if keep_bad else "dlq")
+    )
+
+    batch, letters = sift(rows, "q", as_spans(page), LIMITS, keep_bad=keep_bad)
+
+    expected, wanted = sift(rows, "q", page, LIMITS, keep_bad=keep_bad)
+    assert batch.equals(expected)
+    assert letters == wanted
 
 
 def test_bad_jobs_fail_the_query_where_they_are_to() -> None:

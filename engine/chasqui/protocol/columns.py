@@ -65,6 +65,10 @@ class JobSpans:
         begins, ends = self.entry_ids
         return self.data[begins[i] : ends[i]]
 
+    def all_entry_ids(self) -> list[bytes]:
+        begins, ends = (place.tolist() for place in self.entry_ids)
+        return [self.data[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
     def entries(self) -> list[Any]:
         """The same entries, parsed."""
         found: list[Any] = parsed(self.data)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from chasqui.protocol.consume import Entry, Member
-from chasqui.protocol.flow import Arg, Batch, Flow, call_script, call_scripts, command, values
+from chasqui.protocol.flow import Arg, Batch, Command, Flow, call_script, call_scripts, command, values
 from chasqui.protocol.keys import Keys
+from chasqui.protocol.reading import TOO_LONG
 from chasqui.protocol.replies import number, plain
 from chasqui.protocol.scripts import SCRIPT_BYTES, SCRIPT_ENTRIES, script
 
@@ -290,6 +292,12 @@ def entries(keys: Keys, runs: Sequence[Sequence[Item]]) -> Flow[list[Entry]]:
         replies += values((yield Batch(tuple(command("XRANGE", keys.stream, i, i, safe=True) for i in hidden))))
     before = {entry_id: deliveries for run in runs for entry_id, deliveries in run}
     return [(i, flat, before[i]) for records in replies for i, flat in records if i in before]
+
+
+def stretch(keys: Keys, items: Sequence[Item]) -> Flow[Any]:
+    """What stands from the first of these jobs to the last, as the bytes of the reply where they are to be had."""
+    begin, end = items[0][0], items[-1][0]
+    return (yield Command(("XRANGE", keys.stream, begin, end, "COUNT", len(items)), safe=True, as_bytes=TOO_LONG))
 
 
 def ended_key(run: str) -> str:

@@ -29,6 +29,8 @@ TOO_LONG = 4 * PAGE_BYTES
 SHORTER = 16
 STEADY_PAGES = 16
 FIRST_PAGE = 64
+# Pages that are parsed at once after one whose bytes were looked at in vain: where there is one there are more.
+PARSED_AFTER_MISS = 8
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """A stream entry as it comes: its id, then fields and values in turn."""
