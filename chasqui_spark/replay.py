@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceWriter, Writ
 from pyspark.sql.types import BinaryType, NullType, StringType, StructType
 
 from chasqui import ConfigError, OptionError
-from chasqui.bridge import Pace, Repaired, Replays, name_bytes
+from chasqui.bridge import Pace, Repaired, Replays, checked_queue, name_bytes
 from chasqui_spark.encoding import check_packable
 from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of
 from chasqui_spark.links import link_of
@@ -70,6 +70,8 @@ class ReplaySink(DataSourceArrowWriter):
 def check_columns(options: ReplayOptions, schema: StructType) -> None:
     """Refuse what cannot be meant, before anything is moved."""
     kinds = {field.name: field.dataType for field in schema}
+    if options.queue is not None:
+        checked_queue(options.queue)
     for name in ("entry_id",) if options.queue is not None else ("queue", "entry_id"):
         if name not in kinds:
             raise OptionError(f"dead letters need a column {name}; got {', '.join(kinds) or 'none'}")

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from chasqui import ConfigError, OptionError
-from chasqui.bridge import FAIL, MAX_ERROR_BYTES, OK, RETRY, Outcome, Outcomes, Settled
+from chasqui.bridge import FAIL, MAX_ERROR_BYTES, OK, RETRY, Outcome, Outcomes, Settled, checked_queue
 from chasqui_spark.encoding import check_packable
 from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of
 from chasqui_spark.links import link_of
@@ -122,6 +122,8 @@ class OutcomeStreamSink(DataSourceStreamArrowWriter):
 def check_columns(options: SettleOptions, schema: StructType) -> None:
     """Refuse columns that are missing, unknown or of another type, before anything is settled."""
     kinds = {field.name: field.dataType for field in schema}
+    if options.queue is not None:
+        checked_queue(options.queue)
     needed = {"entry_id", "outcome"} if options.queue is not None else {"queue", "entry_id", "outcome"}
     doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if doubled:

@@ -116,6 +116,13 @@ def test_columns_of_outcomes_that_cannot_be_meant_are_refused(columns: StructTyp
         settle.check_columns(SettleOptions(queue="q", store_results=True), columns)
 
 
+def test_a_queue_that_cannot_be_is_refused_before_a_row_is_read() -> None:
+    with pytest.raises(ChasquiError, match="queue expects a name"):
+        settle.check_columns(SettleOptions(queue="a{b"), schema())
+    with pytest.raises(ChasquiError, match="queue expects a name"):
+        replay.check_columns(ReplayOptions(queue="a{b"), schema())
+
+
 def test_repaired_payloads_are_encoded_as_those_of_the_sink() -> None:
     rows = table(
         {"payload": {"at": AT, "price": Decimal("12.50")}, "name": None},
