@@ -169,7 +169,6 @@ class _Task:
             outcome = self._outcome(ref, answer, begin)
             await self._reports.end_soon([outcome])
             done.append(outcome.outcome == OK)
-            slots.release()
 
         try:
             async with asyncio.TaskGroup() as running:
@@ -177,7 +176,7 @@ class _Task:
                     for found in jobs_of(page):
                         await slots.acquire()
                         self._reports.check()
-                        running.create_task(one(*found))
+                        running.create_task(one(*found)).add_done_callback(lambda _: slots.release())
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return done

@@ -131,6 +131,21 @@ def test_coroutines_of_the_next_page_do_not_wait_for_the_slowest_of_this_one() -
     assert [one.outcome for one in outcomes] == ["ok"] * 4
 
 
+def test_a_coroutine_that_cancels_itself_keeps_nobody_from_starting() -> None:
+    import asyncio
+
+    async def cancels(job: Any) -> None:
+        if job.payload:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    outcomes, _ = run(cancels, rows(1, 1, 0), concurrency=1)
+
+    assert shown(outcomes) == [("j2", "ok")]  # the others are left over, and count as unsettled
+
+
 def test_a_router_finds_handlers_by_name_and_unknown_names_go_the_chosen_way() -> None:
     router = Router().on("a", lambda _: 1)
     table = rows(1, 2, names=("a", "b"))
