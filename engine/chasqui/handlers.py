@@ -34,9 +34,9 @@ def batch(*, max_jobs: int = 100, max_wait_ms: int = 10) -> Callable[[Callable[[
     the whole list means that all are done; raising fails all. A batch starts when ``max_jobs`` are there, or
     ``max_wait_ms`` after its first.
     """
-    for name, value, least in (("max_jobs", max_jobs, 1), ("max_wait_ms", max_wait_ms, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} expects a whole number, at least {least}; got {value!r:.80}")
+    for name, value, least, most in (("max_jobs", max_jobs, 1, 100_000), ("max_wait_ms", max_wait_ms, 0, 86_400_000)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(f"{name} expects a whole number from {least} to {most}, got {value!r:.80}")
     return lambda function: BatchHandler(function, max_jobs, max_wait_ms)
 
 

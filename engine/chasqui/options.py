@@ -28,7 +28,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 _DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|s|min|m|h|d)?", re.ASCII)
 # Numbers beyond it, where an option has no bound of its own: no clock, server or script could do with them.
 MOST = 10**12
-_DAY_MS, _YEAR_SECS = 86_400_000, 365 * 86_400
+DAY_MS, _YEAR_SECS = 86_400_000, 365 * 86_400
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 
 
@@ -327,17 +327,15 @@ class ConnectionOptions:
         "`embedded://`. Without it `CHASQUI_URL`, then `redis://127.0.0.1:6379/0`.",
     )
     pool_size: int = option(8, min=1, max=10_000, help="Connections kept to the server.")
-    connect_timeout_ms: int = option(10_000, min=1, max=_DAY_MS, help="How long one attempt to connect may take.")
-    socket_timeout_ms: int = option(
-        30_000, min=1, max=_DAY_MS, help="How long the server may take to answer a command."
-    )
+    connect_timeout_ms: int = option(10_000, min=1, max=DAY_MS, help="How long one attempt to connect may take.")
+    socket_timeout_ms: int = option(30_000, min=1, max=DAY_MS, help="How long the server may take to answer a command.")
     reconnect_attempts: int = option(
         5, min=0, help="How often a lost connection is tried again before the call fails with ConnectionLost."
     )
     reconnect_initial_ms: int = option(
-        100, min=1, max=_DAY_MS, help="Wait before the first such try; it doubles from try to try, with jitter."
+        100, min=1, max=DAY_MS, help="Wait before the first such try; it doubles from try to try, with jitter."
     )
-    reconnect_max_ms: int = option(30_000, min=1, max=_DAY_MS, help="The longest wait between two tries.")
+    reconnect_max_ms: int = option(30_000, min=1, max=DAY_MS, help="The longest wait between two tries.")
     tls_ca: str | None = option(None, help="`rediss://`: file with the certificates to trust.")
     tls_cert: str | None = option(None, help="`rediss://`: our certificate file, when the server asks for one.")
     tls_key: str | None = option(None, secret=True, help="`rediss://`: file with the key of `tls_cert`.")
@@ -389,7 +387,7 @@ class ProducerOptions(ConnectionOptions):
 class RoleOptions(ConnectionOptions):
     """What the standing roles share: they wait out any outage, so their waits between tries stay short."""
 
-    reconnect_max_ms: int = option(1_000, min=1, max=_DAY_MS, help="The longest wait between two tries to reconnect.")
+    reconnect_max_ms: int = option(1_000, min=1, max=DAY_MS, help="The longest wait between two tries to reconnect.")
     queue: str = option("default", help="The queue's name.")
 
 
@@ -412,7 +410,7 @@ class LeaderOptions(RoleOptions):
 class PromoterOptions(LeaderOptions):
     """Options of Promoter."""
 
-    poll_interval_ms: int = option(100, min=1, max=_DAY_MS, help="How often to look for due jobs.")
+    poll_interval_ms: int = option(100, min=1, max=DAY_MS, help="How often to look for due jobs.")
     promote_batch: int = option(256, min=1, max=1000, help="Most jobs moved in one step.")
     events_enabled: bool = option(True, help="Write a `waiting` event for each promoted job.")
     events_max_stream_len: int = option(100_000, min=1, help="`MAXLEN ~` of the events.")
@@ -422,7 +420,7 @@ class PromoterOptions(LeaderOptions):
 class SchedulerOptions(LeaderOptions):
     """Options of Scheduler."""
 
-    tick_interval_ms: int = option(1_000, min=1, max=_DAY_MS, help="How often to look for due specs.")
+    tick_interval_ms: int = option(1_000, min=1, max=DAY_MS, help="How often to look for due specs.")
     batch: int = option(256, min=1, max=1000, help="Most specs handled in one tick.")
 
 
@@ -461,7 +459,7 @@ class ConsumerOptions(Settling, RoleOptions):
     raw: bool = option(False, help="Payloads and results are MessagePack bytes: leave them alone.")
     datetimes: bool = option(False, help="Read MessagePack timestamps as aware UTC datetimes, and write them so.")
     batch: int = option(64, min=1, max=10_000, help="Most jobs taken in one read.")
-    block_ms: int = option(5_000, min=1, max=_DAY_MS, help="How long a read waits for jobs.")
+    block_ms: int = option(5_000, min=1, max=DAY_MS, help="How long a read waits for jobs.")
     concurrency: int = option(100, min=1, max=100_000, help="Most handlers at work at a time.")
     ack_batch: int = option(256, min=1, max=1000, help="Most jobs settled in one step.")
     ack_idle_ms: int = option(5, min=0, help="Longest wait of a finished job for others to be settled with.")
@@ -471,13 +469,13 @@ class ConsumerOptions(Settling, RoleOptions):
     dlq_inflight: int = option(32, min=1, max=1000, help="Most dead letters moved in one step.")
     retry_inflight: int = option(64, min=1, max=1000, help="Most retries moved in one step.")
     delayed_enabled: bool = option(True, help="Run a promoter inside.")
-    delayed_poll_interval_ms: int = option(100, min=1, max=_DAY_MS, help="Its `poll_interval_ms`.")
+    delayed_poll_interval_ms: int = option(100, min=1, max=DAY_MS, help="Its `poll_interval_ms`.")
     delayed_promote_batch: int = option(256, min=1, max=1000, help="Its `promote_batch`.")
     delayed_max_stream_len: int = option(1_000_000, min=1, help="Its `max_stream_len`.")
     delayed_lock_ttl_secs: int = option(5, min=1, max=86_400, help="Its `lock_ttl_secs`.")
     run_scheduler: bool = option(True, help="Run a scheduler inside.")
-    scheduler_tick_interval_ms: int = option(1_000, min=1, max=_DAY_MS, help="Its `tick_interval_ms`.")
-    pause_poll_ms: int = option(250, min=1, max=_DAY_MS, help="How often to look whether the queue is paused.")
+    scheduler_tick_interval_ms: int = option(1_000, min=1, max=DAY_MS, help="Its `tick_interval_ms`.")
+    pause_poll_ms: int = option(250, min=1, max=DAY_MS, help="How often to look whether the queue is paused.")
     unknown_name: str = option(
         "fail", choices=("fail", "dlq"), help="A job whose name a Router does not know: a failed run, or a dead letter."
     )

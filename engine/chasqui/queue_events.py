@@ -27,7 +27,7 @@ from typing import Any
 
 from chasqui.errors import ConfigError, OptionError, RedisError
 from chasqui.job import U64_MAX
-from chasqui.options import RoleOptions, build, option
+from chasqui.options import DAY_MS, RoleOptions, build, option
 from chasqui.protocol import events
 from chasqui.protocol.events import Event
 from chasqui.protocol.flow import Flow
@@ -53,9 +53,11 @@ class QueueEventsOptions(RoleOptions):
         "$",
         help="Where to begin: `$` (what happens from now on), `0` (all there is), or the id of the last event known.",
     )
-    block_ms: int = option(5_000, min=1, help="How long one read waits for events.")
+    block_ms: int = option(5_000, min=1, max=DAY_MS, help="How long one read waits for events.")
     # A blocking read lasts up to its slice, and servers end it up to a tenth of a second late.
-    socket_timeout_ms: int = option(30_000, min=2 * _SLICE_MS, help="How long the server may take to answer a command.")
+    socket_timeout_ms: int = option(
+        30_000, min=2 * _SLICE_MS, max=DAY_MS, help="How long the server may take to answer a command."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

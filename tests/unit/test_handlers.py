@@ -72,7 +72,14 @@ def test_batch_makes_a_batch_handler() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_jobs": 0}, {"max_jobs": True}, {"max_jobs": 1.5}, {"max_jobs": "3"}, {"max_wait_ms": -1}],
+    [
+        {"max_jobs": 0},
+        {"max_jobs": True},
+        {"max_jobs": 1.5},
+        {"max_jobs": "3"},
+        {"max_wait_ms": -1},
+        {"max_wait_ms": 2**70},
+    ],
     ids=repr,
 )
 def test_a_batch_of_nonsense_is_refused(options: dict[str, Any]) -> None:
