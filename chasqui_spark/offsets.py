@@ -7,7 +7,8 @@ difference runs a batch. Two forms, both version 1:
     {"queues": {"mail": {"added": 12, "id": "1-0"}}, "v": 1}            read up to and including these entries
 
 ``added`` is how many entries the stream had ever had when the one of ``id`` was its last, where that is known; it tells
-lost entries from none. ``ahead`` is true where the stream has not come to ``id`` yet: a start in the future.
+lost entries from none. ``ahead`` is true where the stream has not come to ``id`` yet: a start in the future. ``view``
+stands beside ``v`` where it is not ``jobs``.
 
 Two more stand in an end offset about its batch alone. ``from``: it begins elsewhere than the offset before says, as the
 first one after a symbolic start and the one after data loss do. ``gone``: so many of those ``added`` were not there any
@@ -32,6 +33,7 @@ from chasqui_spark.options import SourceOptions
 
 VERSION = 1
 BEGINNING = "0-0"
+JOBS = "jobs"
 EARLIEST, LATEST = "earliest", "latest"
 
 _ID = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
@@ -89,8 +91,9 @@ def initial(start: Start) -> dict[str, Any]:
     return {"start": {queue: start.queues[queue] for queue in sorted(start.queues)}, "v": VERSION}
 
 
-def to_json(marks: Mapping[str, Mark]) -> dict[str, Any]:
-    return {"queues": {queue: _mark_json(marks[queue]) for queue in sorted(marks)}, "v": VERSION}
+def to_json(marks: Mapping[str, Mark], view: str) -> dict[str, Any]:
+    about = {"v": VERSION} if view == JOBS else {"v": VERSION, "view": view}
+    return {"queues": {queue: _mark_json(marks[queue]) for queue in sorted(marks)}, **about}
 
 
 def _mark_json(mark: Mark) -> dict[str, Any]:
@@ -98,7 +101,7 @@ def _mark_json(mark: Mark) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def from_json(given: Any) -> Offset:
+def from_json(given: Any, view: str) -> Offset:
     """Read an offset of a checkpoint, which may be older than this program, damaged, or another source's."""
     if not isinstance(given, dict) or "v" not in given:
         raise _foreign("no version is in it")
@@ -109,6 +112,8 @@ def from_json(given: Any) -> Offset:
     queues = given.get("queues")
     if not isinstance(queues, dict):
         raise _foreign("no queues are in it; it may be one of mode=consume")
+    if given.get("view", JOBS) != view:
+        raise _foreign(f"it is of view {given.get('view', JOBS)!r:.20}, and this query reads {view}")
     return Offset({str(queue): _mark(one) for queue, one in queues.items()})
 
 

@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if idle is not None and fresh and not reader.grown(self._options.view, idle.behind):
                 self._idle = idle
                 return start
-            before = from_json(start)
+            before = from_json(start, self._options.view)
             queues = self._wanted(reader, before)
             positions = reader.positions(self._options.view, queues)
             found = {queue: self._found(queue, before, positions[queue]) for queue in queues}
@@ -142,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif settled:
                 marks[queue] = Mark(BEGINNING)
         if changed:
-            return to_json(marks)
+            return to_json(marks, self._options.view)
         wait = LOOK_EVERY_S if self._options.queue_pattern is None else self._options.discovery_interval / 1000
         behind = {queue: one.begin for queue, one in found.items()}
         self._idle = _Idle(time.monotonic() + min(wait, LOOK_EVERY_S), start, behind)
@@ -305,7 +305,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch. After a crash Spark asks for a logged batch again: the offsets alone decide."""
         show_logs()
-        before, after = from_json(start), from_json(end)
+        before, after = (from_json(one, self._options.view) for one in (start, end))
         wanted: list[tuple[str, str, Mark]] = []
         for queue, mark in after.marks.items():
             old = before.marks.get(queue)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from chasqui import AuthFailed, DataLoss, Producer, RepeatableSpec, RepeatPattern, embedded
+from chasqui import AuthFailed, ChasquiError, DataLoss, Producer, RepeatableSpec, RepeatPattern, embedded
 from chasqui.bridge import Reader
 from chasqui.protocol.keys import Keys
 from chasqui_spark.listings import listed
@@ -111,6 +111,15 @@ def test_a_start_at_an_entry_behind_the_end_is_a_loss(query: MakeQuery, queue: s
     assert one.step() == []
     put(3)
     assert one.step() == ["3-0"]
+
+
+def test_a_checkpoint_of_another_view_is_refused(query: MakeQuery, queue: str, put: Callable[..., None]) -> None:
+    put(1)
+    one = query(queue=queue)
+    one.step()
+
+    with pytest.raises(ChasquiError, match="it is of view 'events', and this query reads dlq"):
+        one.again(view="dlq").step()
 
 
 # --- Streams that are not what they were ---

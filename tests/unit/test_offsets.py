@@ -49,7 +49,7 @@ def test_the_initial_offset_is_what_was_asked_for() -> None:
 
 
 def test_queues_are_sorted_and_unknown_figures_left_out() -> None:
-    text = json.dumps(to_json({"b": Mark("2-0", 7), "a": Mark("1-0", None, "0-5")}))
+    text = json.dumps(to_json({"b": Mark("2-0", 7), "a": Mark("1-0", None, "0-5")}, "jobs"))
 
     assert text == '{"queues": {"a": {"from": "0-5", "id": "1-0"}, "b": {"added": 7, "id": "2-0"}}, "v": 1}'
 
@@ -57,8 +57,17 @@ def test_queues_are_sorted_and_unknown_figures_left_out() -> None:
 def test_an_offset_reads_back_as_it_was_written() -> None:
     marks = {"a": Mark("1-0", 3, "0-5", gone=1), "b": Mark("2-0"), "c": Mark("9-0", ahead=True)}
 
-    assert from_json(to_json(marks)).marks == marks
-    assert from_json(initial(Start())).symbolic
+    assert from_json(to_json(marks, "jobs"), "jobs").marks == marks
+    assert from_json(to_json(marks, "dlq"), "dlq").marks == marks
+    assert from_json(initial(Start()), "events").symbolic
+
+
+@pytest.mark.parametrize(("of", "by"), [("jobs", "events"), ("events", "jobs"), ("events", "dlq")])
+def test_an_offset_of_another_view_is_refused(of: str, by: str) -> None:
+    with pytest.raises(
+        ChasquiError, match=f"it is of view '{of}', and this query reads {by}.*another checkpointLocation"
+    ):
+        from_json(to_json({"q": Mark("1-0")}, of), by)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,7 @@ def test_an_offset_reads_back_as_it_was_written() -> None:
 )
 def test_a_foreign_offset_is_refused_with_a_reason(given: Any, why: str) -> None:
     with pytest.raises(ChasquiError, match=why):
-        from_json(given)
+        from_json(given, "jobs")
 
 
 # --- Where to begin ---
