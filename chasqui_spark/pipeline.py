@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from chasqui.bridge import ConnectionOptions, Link, add_arguments, collect, opti
 from chasqui_spark.options import connection_of, server_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 C = TypeVar("C", bound=ConnectionOptions)
@@ -61,6 +62,17 @@ def chosen(cls: type[C], flags: argparse.Namespace, table: str) -> C:
     finally:
         link.close()
     return options
+
+
+def session(name: str, settings: Mapping[str, str | int | float | bool | None] | None = None) -> SparkSession:
+    """The Spark that runs the program, told of the format: an editable install hides it from Spark."""
+    from pyspark.sql import SparkSession
+
+    from chasqui_spark.datasource import register
+
+    spark = SparkSession.builder.appName(name).config(map=dict(settings or {})).getOrCreate()
+    register(spark)
+    return spark
 
 
 def interval(text: str) -> str:

@@ -9,11 +9,10 @@ it goes on. A run that was killed is repeated without doubles: the checkpoint an
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from chasqui_spark.options import SourceOptions
-from chasqui_spark.pipeline import Counted, arguments, chosen, run, spark_options, trigger
+from chasqui_spark.pipeline import Counted, arguments, chosen, run, session, spark_options, trigger
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +22,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--follow", metavar="TIME", help="go on, with a batch every so often, such as 60s")
     flags = parser.parse_args(argv)
     options = spark_options(chosen(SourceOptions, flags, "source"))
-    spark = SparkSession.builder.appName("archive events").getOrCreate()
+    spark = session("archive events")
     events = spark.readStream.format("chasqui").options(**options).option("view", "events").load()
     writer = (
         events.withColumn("day", f.to_date("created_at"))

@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import datetime
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as f
 
 from chasqui import ConfigError
 from chasqui_spark.options import ReplayOptions, SourceOptions, connection_of
-from chasqui_spark.pipeline import arguments, chosen, run, spark_options
+from chasqui_spark.pipeline import arguments, chosen, run, session, spark_options
 
 
 def report(letters: DataFrame) -> DataFrame:
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"{name} is heeded with --replay only: give both or none")
     source = chosen(SourceOptions, flags, "source")
     back = ReplayOptions(**asdict(connection_of(source)), max_per_second=flags.max_per_second)
-    spark = SparkSession.builder.appName("triage of dead letters").getOrCreate()
+    spark = session("triage of dead letters")
 
     def letters() -> DataFrame:
         view = spark.read.format("chasqui").options(**spark_options(source)).option("view", "dlq").load()

@@ -14,13 +14,11 @@ import sys
 import time
 from dataclasses import asdict
 
-from pyspark.sql import SparkSession
-
 import chasqui_spark
 from chasqui import Overview, Producer
 from chasqui.bridge import load_handler
 from chasqui_spark.options import SourceOptions, connection_of
-from chasqui_spark.pipeline import Counted, arguments, chosen, python_options, run
+from chasqui_spark.pipeline import Counted, arguments, chosen, python_options, run, session
 
 OWN = (
     *("view", "mode", "ack", "leftover", "payload_schema", "filter_pushdown", "fail_on_data_loss"),
@@ -36,7 +34,7 @@ def main(argv: list[str]) -> int:
     flags = parser.parse_args(argv)
     options = chosen(SourceOptions, flags, "source")
     handler = load_handler(flags.handler)
-    spark = SparkSession.builder.appName(f"drain {options.queue}").getOrCreate()
+    spark = session(f"drain {options.queue}")
     given = asdict(connection_of(options))
     with Producer(given.pop("url"), queue=options.queue or "", **given) as producer:
         before = producer.overview(group=options.group)

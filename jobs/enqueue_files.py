@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from chasqui import ConfigError
 from chasqui.bridge import Transactions
 from chasqui_spark.options import SinkOptions, connection_of
-from chasqui_spark.pipeline import Counted, arguments, chosen, run, spark_options
+from chasqui_spark.pipeline import Counted, arguments, chosen, run, session, spark_options
 
 READERS = {"csv": {"header": "true", "inferSchema": "true"}, "json": {}, "parquet": {}}
 
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     if flags.stream != bool(flags.checkpoint):
         raise ConfigError("--stream and --checkpoint, a folder of its own, go together: give both or none")
     options = chosen(SinkOptions, flags, "sink")
-    spark = SparkSession.builder.appName(f"enqueue {flags.input}").getOrCreate()
+    spark = session(f"enqueue {flags.input}")
     rows = spark.read.format(flags.format).options(**READERS[flags.format]).load(flags.input)
     told = stream(spark, flags, rows, options) if flags.stream else batch(flags, rows, options)
     print(f"{told} of {flags.input}")

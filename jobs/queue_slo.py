@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from chasqui import ConfigError
 from chasqui_spark.options import SourceOptions
-from chasqui_spark.pipeline import arguments, chosen, interval, run, spark_options, trigger
+from chasqui_spark.pipeline import arguments, chosen, interval, run, session, spark_options, trigger
 
 
 def figures(events: DataFrame, window: str) -> DataFrame:
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     flags = parser.parse_args(argv)
     check(flags)
     options = {**spark_options(chosen(SourceOptions, flags, "source")), "view": "events"}
-    spark = SparkSession.builder.appName("queue SLO").getOrCreate()
+    spark = session("queue SLO")
     window = interval(flags.window)
     if flags.follow is not None:
         events = spark.readStream.format("chasqui").options(**options).load()

@@ -267,15 +267,16 @@ def test_a_queue_is_drained_and_dead_letters_make_it_fail(one_url: str, one_queu
 def test_the_demo_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
 
-    told = submit("demo.py", "--orders", "2000", "--seconds", "4", "--report", str(report))
+    told = submit("demo.py", "--orders", "2007", "--seconds", "4", "--report", str(report))
 
     figures = {
         row[0].strip(): row[1].strip() for line in told.splitlines() if len(row := line.split("\u2502")[1:3]) == 2
     }
-    assert figures["orders enqueued by Spark"] == "2,000"
-    assert int(figures["completed"].replace(",", "")) + int(figures["dead letters"]) == 2000
+    assert figures["orders enqueued by Spark"] == "2,007"
+    assert int(figures["completed"].replace(",", "")) + int(figures["dead letters"]) == 2007
     assert (figures["lost"], figures["doubled"]) == ("0", "0")
     assert int(figures["retried"]) > 0
+    assert int(figures["run again because their worker was killed"]) > 0
     page = report.read_text()
     assert page.count("<svg") == 3
     assert "http://" not in page.replace("http://www.w3.org", "")

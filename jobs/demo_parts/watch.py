@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from demo_orders import QUEUE
 from pyspark.sql.streaming import StreamingQuery
 from rich.table import Table
 
 from chasqui import Producer, QueueEvents
+from demo_parts.orders import QUEUE
 
 
 class Watch:

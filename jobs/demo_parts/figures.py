@@ -45,8 +45,8 @@ class Figures:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def figures_of(spark: SparkSession, url: str, queue: str, orders: int) -> Figures:
-    """What happened, by SQL over the queue's own views."""
+def figures_of(spark: SparkSession, url: str, queue: str, orders: int, run_again: int) -> Figures:
+    """What happened, by SQL over the queue's own views. How many jobs the killed worker had in hand was seen then."""
 
     def view(name: str, schema: str = "") -> DataFrame:
         reader = spark.read.format("chasqui").option("url", url).option("queue", queue).option("view", name)
@@ -56,9 +56,9 @@ def figures_of(spark: SparkSession, url: str, queue: str, orders: int) -> Figure
     results = view("results", "order BIGINT, created_at_ms BIGINT").selectExpr("id", "result.*").cache()
     letters = view("dlq", ORDER).selectExpr("id", "name", "payload.order").cache()
     jobs_of = results.select("order").union(letters.select("order")).groupBy("order").count().cache()
-    ended = events.where("event = 'completed'").groupBy("id").agg(f.min("at").alias("at"), f.count("*").alias("runs"))
-    joined = results.join(ended, "id").select(f.col("created_at_ms").alias("born"), "at", "runs").cache()
-    first = joined.agg(f.min("born")).first()[0]
+    ended = events.where("event = 'completed'").groupBy("id").agg(f.min("at").alias("at"))
+    joined = results.join(ended, "id").select(f.col("created_at_ms").alias("born"), "at").cache()
+    first = joined.agg(f.min("born")).first()[0] or 0
     per_second = (
         joined.selectExpr(f"stack(2, (born - {first}) DIV 1000, 1, 0, (at - {first}) DIV 1000, 0, 1) AS (s, a, b)")
         .groupBy("s")
@@ -69,14 +69,14 @@ def figures_of(spark: SparkSession, url: str, queue: str, orders: int) -> Figure
     done = last.groupBy("name").agg(f.sum(f.expr("int(attempt = 1)")), f.sum(f.expr("int(attempt > 1)"))).collect()
     dead = {row[0]: row[1] for row in letters.groupBy("name").count().collect()}
     return Figures(
-        enqueued=jobs_of.agg(f.sum("count")).first()[0],
+        enqueued=jobs_of.agg(f.sum("count")).first()[0] or 0,
         completed=results.count(),
         retried=events.where("event = 'retry-scheduled'").count(),
         dead=letters.count(),
         lost=orders - jobs_of.count(),
         doubled=jobs_of.where("count > 1").count(),
-        run_again=joined.where("runs > 1").count(),
-        seconds=joined.agg((f.max("at") - f.min("born")) / 1000).first()[0],
+        run_again=run_again,
+        seconds=joined.agg((f.max("at") - f.min("born")) / 1000).first()[0] or 0.0,
         latency_ms=[row[0] for row in joined.selectExpr("double(at - born)").collect()],
         per_second=[tuple(row) for row in per_second.collect()],
         outcomes=sorted((row[0], row[1], row[2], dead.get(row[0], 0)) for row in done),

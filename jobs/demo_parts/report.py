@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from demo_figures import Figures
+from demo_parts.figures import Figures
 
 INK, GREEN, RED, BLUE = "#2b2b2b", "#2a7f62", "#b5482a", "#31688e"
 WIDTH, HEIGHT, MARGIN = 760, 240, 44

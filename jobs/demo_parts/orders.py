@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -34,14 +35,15 @@ def start_query(spark: SparkSession, folder: Path, url: str) -> StreamingQuery:
 
 
 def write_orders(folder: Path, count: int, seconds: float) -> None:
-    """Files of orders, over time, each there in one moment."""
-    each = count // FILES
+    """Files of orders, over time, each there in one moment; fewer orders than files leave some out."""
     for n in range(FILES):
         lines = [
             json.dumps({"order": o, "customer": f"c{o % 997}", "amount": (o * 37 % 20_000) / 100})
-            for o in range(n * each, (n + 1) * each)
+            for o in range(n * count // FILES, (n + 1) * count // FILES)
         ]
-        part = folder / f"part-{n}.tmp"
-        part.write_text("\n".join(lines))
-        part.rename(folder / "orders" / f"part-{n}.json")
+        if lines:
+            part = folder / f"part-{n}.tmp"
+            with contextlib.suppress(FileNotFoundError):  # the demo has ended before its orders
+                part.write_text("\n".join(lines))
+                part.rename(folder / "orders" / f"part-{n}.json")
         time.sleep(seconds / FILES)

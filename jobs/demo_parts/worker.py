@@ -1,4 +1,4 @@
-"""A worker of the demo: some of its handlers fail, so that there is something to see. Started by demo.py."""
+"""A worker of the demo: some of its handlers fail, so that there is something to see. Started by crew.py."""
 
 from __future__ import annotations
 
@@ -38,9 +38,15 @@ def done(job):
 HANDLERS = Router().on("invoice", invoice).on("fraud-check", fraud_check).on("ship", ship)
 
 if __name__ == "__main__":
-    url, queue = sys.argv[1:]
+    url, queue, name = sys.argv[1:]
     consumer = Consumer(
-        url, queue=queue, concurrency=40, claim_min_idle_ms=3_000, store_results=True, events_max_stream_len=10_000_000
+        url,
+        queue=queue,
+        consumer_id=name,
+        concurrency=40,
+        claim_min_idle_ms=3_000,
+        store_results=True,
+        events_max_stream_len=10_000_000,
     )
     # The demo holds the other end: when it is gone, killed or not, so are its workers.
     threading.Thread(target=lambda: (sys.stdin.read(), consumer.stop()), daemon=True).start()
