@@ -70,13 +70,15 @@ TABLES = {
     "scheduler": (SchedulerOptions, "A scheduler of its own; workers have one inside."),
     "source": (SourceOptions, "Spark reads: jobs/ pass these on to spark.read and spark.readStream."),
     "sink": (SinkOptions, "Spark writes: jobs/ pass these on to df.write and df.writeStream."),
+    "replay": (ReplayOptions, "Dead letters that go back: jobs/dlq_triage.py --replay."),
 }
 CONF_HEAD = """\
 # Every option of these roles, set to its default and commented out. Made from the declarations by `make docs`.
 # Used by `chasquictl --config FILE` (or CHASQUI_CONFIG=FILE) and by the pipelines in jobs/.
 # A flag wins over the environment (CHASQUI_MAX_ATTEMPTS), that over this file, this over the default.
 # Where the default is text such as "30s", so may the value be; names in _ms and _secs take whole numbers.
-# A file with a password in its url is a secret.
+# A file with a password in its url is a secret. Options of Spark writes with settle=true are given in code only, and
+# stand in docs/options.md.
 
 # --- How to reach the server: for every role. ---
 
@@ -88,7 +90,8 @@ def conf_text() -> str:
     shared = {name for name, *_ in described(ConnectionOptions)}
     parts = [CONF_HEAD + toml(ConnectionOptions) + "\n"]
     for name, (cls, about) in TABLES.items():
-        parts.append(f"\n\n# --- {about} ---\n[{name}]\n\n{toml(cls, skip=shared)}\n")
+        own = toml(cls, skip=shared | {"replay_from"})  # that one says only which kind of write it is
+        parts.append(f"\n\n# --- {about} ---\n[{name}]\n\n{own}\n")
     return "".join(parts)
 
 

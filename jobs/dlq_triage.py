@@ -12,15 +12,18 @@ leaves the dead letters in the same step, once, with attempt 0.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import datetime
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as f
 
 from chasqui import ConfigError
-from chasqui_spark.options import ReplayOptions, SourceOptions, connection_of
+from chasqui.bridge import ConnectionOptions, add_arguments
+from chasqui_spark.options import ReplayOptions, SourceOptions
 from chasqui_spark.pipeline import arguments, chosen, run, session, spark_options
+
+SHARED = ("replay_from", "queue", *(field.name for field in fields(ConnectionOptions)))
 
 
 def report(letters: DataFrame) -> DataFrame:
@@ -54,13 +57,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--repair", metavar="SQL", help="--replay: a new payload; --payload-schema lets it look into the old one"
     )
-    parser.add_argument("--max-per-second", metavar="N", help="--replay: not faster than this")
+    add_arguments(parser.add_argument_group("options of --replay"), ReplayOptions, skip=SHARED)
     flags = parser.parse_args(argv)
     for name, value in (("--repair", flags.repair), ("--max-per-second", flags.max_per_second)):
         if value is not None and not flags.replay:
             raise ConfigError(f"{name} is heeded with --replay only: give both or none")
     source = chosen(SourceOptions, flags, "source")
-    back = ReplayOptions(**asdict(connection_of(source)), max_per_second=flags.max_per_second)
+    back = chosen(ReplayOptions, flags, "replay")
     spark = session("triage of dead letters")
 
     def letters() -> DataFrame:

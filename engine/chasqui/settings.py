@@ -36,7 +36,7 @@ from chasqui.options import (
 Options = TypeVar("Options")
 
 # Every role that reads a table of the file; the last ones are the Spark connector's.
-TABLES = ("producer", "consumer", "promoter", "scheduler", "source", "sink")
+TABLES = ("producer", "consumer", "promoter", "scheduler", "source", "sink", "replay")
 _ROLES = (ProducerOptions, ConsumerOptions, PromoterOptions, SchedulerOptions)
 # Options of the Spark connector that would pass for a slip of the engine's.
 _CONNECTORS = ("queues", "consumer")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from chasqui import AuthFailed, Producer, RepeatableSpec, RepeatPattern, UnrecoverableError
+from chasqui import AuthFailed, NewJob, Producer, RepeatableSpec, RepeatPattern, UnrecoverableError
 from chasqui.embedded import EmbeddedServer
 from chasqui.options import ConnectionOptions
 from chasqui.reader import Reader
@@ -104,6 +104,56 @@ def test_producer_and_worker_users_may_do_all_that_jobs_need(users: Callable[[st
         assert producer.peek_dlq()[0].name == ""
         assert producer.replay_dlq() == 1
         assert producer.overview().dlq == 0
+
+
+def test_the_producer_user_may_do_what_a_producer_does_and_nothing_else(users: Callable[[str], str]) -> None:
+    [line] = [line for line in (CONF / "users.acl").read_text().splitlines() if " chasqui-producer " in line]
+    allowed = {word[1:] for word in line.split() if word.startswith("+")}
+
+    with redis.Redis.from_url(users("default"), protocol=2) as client:
+        with Producer(users("producer"), queue="q") as producer:
+            producer.add_bulk(["dead"] * 4)
+            with working(users("worker"), "q", _never, max_attempts=1):
+                eventually(lambda: producer.stats().dlq == 4, within=20)
+            client.config_resetstat()
+            _everything(producer)
+        used = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+        denied = [entry["object"] for entry in client.acl_log() if entry["username"] == "chasqui-producer"]
+
+    # What a cluster and a connection need is not seen here, nor is what this server's admin did.
+    expected = allowed - {"@connection", "cluster|slots"}
+    assert denied == []
+    assert {name for name in used if not name.startswith(("client", "config", "hello", "auth", "ping"))} == expected
+
+
+def _never(_: object) -> None:
+    raise UnrecoverableError("never")
+
+
+def _everything(producer: Producer) -> None:
+    """All that a producer can be asked for."""
+    producer.add(1)
+    producer.add(1, id="i")
+    producer.add_bulk(range(3))
+    producer.add_bulk_jobs([NewJob(1, id="b"), NewJob(2, id="late", delay_ms=60_000)])
+    ids = [producer.add_in(60_000, n) for n in range(3)]
+    producer.list_delayed()
+    producer.cancel_delayed(ids[0])
+    producer.cancel_delayed_bulk(ids[1:], search=True)
+    producer.promote_delayed(["late"])
+    key = producer.upsert_repeatable(RepeatableSpec("r", RepeatPattern.every(500), None))
+    producer.list_repeatable()
+    producer.remove_repeatable(key)
+    letters = producer.peek_dlq()
+    producer.replay_dlq(1)
+    producer.replay_dlq(ids=[letters[-1].dlq_id])
+    producer.purge_dlq(1)
+    producer.purge_dlq()
+    producer.get_result_bulk(["i"])
+    producer.stats()
+    producer.overview()
+    producer.pause()
+    producer.resume()
 
 
 def test_spark_user_may_stage_and_commit_and_read(users: Callable[[str], str]) -> None:
