@@ -74,6 +74,7 @@ def test_blocks_say_what_they_are(page: Path) -> None:
     assert [line for line in setup if not line.startswith(SETUP)] == []
 
 
+@pytest.mark.timeout(320)  # a driver of its own per page, also on a machine that is busy
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if any(kind in ("python", "sql", "sh") for kind, _, _ in blocks(page))],
@@ -95,7 +96,7 @@ def test_examples_run(page: Path, tmp_path: Path) -> None:
         script.write_text(program(page), encoding="utf-8")
 
         done = subprocess.run(
-            [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
+            [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
 
     said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat "))
