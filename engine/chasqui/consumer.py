@@ -142,6 +142,7 @@ class _Session:
 
     async def work(self) -> None:
         await self._join()
+        await self._look_for_a_twin()
         background = [self._spawn(self._settler.settle_loop()), self._spawn(self._settler.event_loop())]
         background += [self._spawn(self._renew_loop()), self._spawn(self._forget_loop())]
         roles = self._roles()
@@ -176,6 +177,23 @@ class _Session:
                 await self._pause(failures)
                 failures += 1
         return None
+
+    async def _look_for_a_twin(self) -> None:
+        """Of a name that was made there is one; a chosen one may be in a file that many workers read."""
+        if not self._options.consumer_id or self._stop.is_set():
+            return
+        try:
+            idle_ms = await self._link.run(self._member.idle_ms())
+        except ChasquiError as error:
+            log.info("looking for workers of the same name: %s", error.message)
+            return
+        if idle_ms is not None and idle_ms < 2 * self._options.block_ms:
+            log.warning(
+                "a worker with consumer_id=%s was at work %d ms ago: if it is still there, each gives back jobs of "
+                "the other, which run twice then; give each a name of its own, or none to have one made",
+                self._options.consumer_id,
+                idle_ms,
+            )
 
     def _roles(self) -> list[asyncio.Task[None]]:
         options, keys = self._options, self._member.keys
@@ -274,7 +292,7 @@ class _Session:
         while True:
             try:
                 if no_group:
-                    self._known |= self._held.keys()
+                    self._known = set(self._held)
                     await self._join()
                     no_group = False
                 if await self._paused():

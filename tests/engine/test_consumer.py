@@ -313,6 +313,18 @@ def test_a_chosen_name_and_group_are_used(url: str, client: redis.Redis, queue: 
         gate.open()
 
 
+def test_a_second_worker_of_a_chosen_name_is_warned_of(
+    url: str, client: redis.Redis, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"consumer_id": "me", "block_ms": 5_000}
+    with Producer(url, queue=queue) as producer, quiet_joined(url, queue, print, **options):
+        producer.add(1)
+        eventually(lambda: nothing_left(client, queue))
+        assert "consumer_id" not in caplog.text
+        with working(url, queue, print, **options):
+            eventually(lambda: "a worker with consumer_id=me was at work" in caplog.text)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -94,16 +94,24 @@ class Member:
                 return found
             start = b"(" + page[-1][0]
 
+    def idle_ms(self) -> Flow[int | None]:
+        """How long ago a worker of our name was seen; None where there was none."""
+        told = yield from self._workers()
+        return next((number(one[b"idle"]) for one in told if plain(one[b"name"]) == self.consumer), None)
+
     def forget(self, idle_ms: int) -> Flow[list[str]]:
         """Remove the names of workers that have been idle for so long and have nothing pending; which those were."""
-        found = yield Command(("XINFO", "CONSUMERS", self.keys.stream, self.group), safe=True)
-        told = [fields(info) for info in found]
+        told = yield from self._workers()
         gone = [one[b"name"] for one in told if number(one[b"pending"]) == 0 and number(one[b"idle"]) >= idle_ms]
         return (yield from self._forget(gone))
 
     def leave(self) -> Flow[list[str]]:
         """Remove our own name, if nothing is pending for it."""
         return (yield from self._forget([self.consumer]))
+
+    def _workers(self) -> Flow[list[dict[bytes, Any]]]:
+        found = yield Command(("XINFO", "CONSUMERS", self.keys.stream, self.group), safe=True)
+        return [fields(info) for info in found]
 
     def _forget(self, names: Sequence[Arg]) -> Flow[list[str]]:
         removed: list[str] = []
