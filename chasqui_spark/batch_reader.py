@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from chasqui import DataLoss, WrongKeyType
+from chasqui import WrongKeyType
 from chasqui.bridge import Position, id_parts
 from chasqui_spark.listings import listed
-from chasqui_spark.offsets import check_start, end_of, first_look, resolved, start_of
+from chasqui_spark.offsets import check_start, end_of, first_look, resolved, start_of, warning_of
 from chasqui_spark.options import STREAMED_VIEWS, SourceOptions
 from chasqui_spark.planning import QueuesPartition, Range, RangePartition
 from chasqui_spark.pushdown import Narrowed, narrowed
@@ -63,10 +63,7 @@ class BatchReader(DataSourceReader):
         """From start to end as asked for, both settled now, less what filters exclude."""
         found = first_look(start_of(self._options), queue, position)
         if found.lost is not None:
-            text = f"queue {queue!r}, view {self._options.view}: {found.lost}"
-            if self._options.fail_on_data_loss:
-                raise DataLoss(f"{text}. With failOnDataLoss=false nothing is read of it")
-            log.warning("%s; nothing is read, because failOnDataLoss=false", text)
+            log.warning("%s", warning_of(self._options, queue, found.lost))
         begin = found.begin
         end = resolved(end_of(self._options).of(queue), position)
         if id_parts(end) > id_parts(position.last_id):

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from chasqui import ChasquiError, OptionError, WrongKeyType
+from chasqui import ChasquiError, DataLoss, OptionError, WrongKeyType
 from chasqui.bridge import Position, id_parts, id_text, matches, predecessor
 from chasqui_spark.options import SourceOptions
 
@@ -255,6 +255,17 @@ def moved(old: Mark | None, new: Mark) -> bool:
 # --- Data loss ---
 
 
+def warning_of(options: SourceOptions, queue: str, lost: str) -> str:
+    """What to say about a loss that was accepted; else ``DataLoss``."""
+    text = f"queue {queue!r}, view {options.view}: {lost}"
+    if options.fail_on_data_loss:
+        raise DataLoss(
+            f"{text}. Entries may be lost to this query. failOnDataLoss=false goes on with what is there; a new "
+            f"checkpointLocation starts over"
+        )
+    return f"{text}; going on, because failOnDataLoss=false"
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """How a queue goes on: behind which id, and what was lost, for people. ``here`` is false where nothing can be read
@@ -341,6 +352,23 @@ def gone_before(view: str, begin: str, position: Position) -> int | None:
     if id_parts(begin) >= id_parts(position.first_id) or id_parts(position.max_deleted) > id_parts(begin):
         return None
     return position.added - position.length
+
+
+def lost_under(batch: str, added: int | None, at: str, read: int, position: Position | WrongKeyType) -> str | None:
+    """What trimming took from a range while it was read, as far as ``at``: so many entries of a range that begins where
+    ``added`` entries had ever been. Where that is not known something is behind ``at`` no more when nothing up to there
+    is left. Deleted entries make it undecidable, and a stream that is gone is told by the next look.
+    """
+    if not isinstance(position, Position) or not position.exists or position.added is None:
+        return None
+    if position.max_deleted is None or id_parts(position.max_deleted) > id_parts(batch):
+        return None
+    if added is not None:
+        missing = position.added - position.length - added - read
+        return f"{missing} entries after {at} were trimmed while the batch was read" if missing > 0 else None
+    if position.first_id is None or id_parts(position.first_id) > id_parts(at):
+        return f"entries after {at} were trimmed while the batch was read"
+    return None
 
 
 def added_at(begin: str, mark: Mark | None, position: Position, walked: int) -> int | None:

@@ -27,12 +27,18 @@ Guesses = Generator[list[Id], list[Sample], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Entries of one queue behind ``after``, up to and including ``upto``; ``weight`` is about how many."""
+    """Entries of one queue behind ``after``, up to and including ``upto``; ``weight`` is about how many.
+
+    ``batch`` is where the batch begins, for ranges that must not lose entries to trimming before they are read;
+    ``added`` how many entries the stream had ever had at ``after``, where that is known.
+    """
 
     queue: str
     after: str
     upto: str
     weight: float = 1.0
+    batch: str | None = None
+    added: int | None = None
 
 
 class RangePartition(InputPartition):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from chasqui.bridge import Position, Reader, Sample, Walk
 from chasqui_spark.collecting import freeze_once, paused
+from chasqui_spark.offsets import lost_under, warning_of
 from chasqui_spark.options import SourceOptions
 from chasqui_spark.planning import (
     Range,
@@ -22,6 +24,9 @@ from chasqui_spark.planning import (
 )
 from chasqui_spark.rows import Rows
 from chasqui_spark.source import reading
+from chasqui_spark.worker_logs import show_logs
+
+log = logging.getLogger("chasqui.spark")
 
 _STEP = 1000
 
@@ -103,7 +108,25 @@ def read_ranges(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.
             for page in (
                 reader.job_pages(r.queue, r.after, r.upto)
                 if options.view == "jobs"
-                else reader.pages(options.view, r.queue, r.after, r.upto)
+                else reader.pages(options.view, r.queue, r.after, r.upto, before=_watch(options, reader, r))
             ):
                 yield rows.batch(r.queue, page)
     freeze_once()
+
+
+def _watch(options: SourceOptions, reader: Reader, r: Range) -> Callable[[str, int], None] | None:
+    """Looks, before each page, whether entries that are still to be read were trimmed since the batch was planned."""
+    if r.batch is None:
+        return None
+    show_logs()
+    batch, told = r.batch, False
+
+    def look(at: str, read: int) -> None:
+        nonlocal told
+        position = reader.positions(options.view, [r.queue])[r.queue]
+        lost = None if told else lost_under(batch, r.added, at, read, position)
+        if lost is not None:
+            told = True
+            log.warning("%s", warning_of(options, r.queue, lost))
+
+    return look

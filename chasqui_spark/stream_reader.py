@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from chasqui import ChasquiError, DataLoss, WrongKeyType
+from chasqui import ChasquiError, WrongKeyType
 from chasqui.bridge import Position, Reader, Walk, id_parts, matches
 from chasqui_spark.offsets import (
     BEGINNING,
@@ -44,6 +44,7 @@ from chasqui_spark.offsets import (
     moved,
     start_of,
     to_json,
+    warning_of,
 )
 from chasqui_spark.options import SourceOptions
 from chasqui_spark.planning import Range, RangePartition, fair_order, share
@@ -186,13 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.queue_pattern is not None
 
     def _tell_loss(self, queue: str, lost: str) -> None:
-        text = f"queue {queue!r}, view {self._options.view}: {lost}"
-        if self._options.fail_on_data_loss:
-            raise DataLoss(
-                f"{text}. Entries may be lost to this query. failOnDataLoss=false goes on with what is there; a new "
-                f"checkpointLocation starts over"
-            )
-        self._warn_once(queue, lost, f"{text}; going on, because failOnDataLoss=false")
+        self._warn_once(queue, lost, warning_of(self._options, queue, lost))
 
     def _warn_once(self, queue: str, what: str, text: str) -> None:
         if (queue, what) not in self._warned:
@@ -327,7 +322,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for queue, begin, mark in wanted
                 if queue in positions
             ]
-            return list(planned(self._options, reader, ranges, positions, self._walks)) or [RangePartition([])]
+            parts = list(planned(self._options, reader, ranges, positions, self._walks)) or [RangePartition([])]
+        return parts if self._options.view == "jobs" else [self._watched(part, before, after) for part in parts]
+
+    def _watched(self, part: RangePartition, before: Offset, after: Offset) -> RangePartition:
+        """The same with what a task needs to know to see that entries are trimmed before it comes to them."""
+        ranges: list[Range] = []
+        for r in part.ranges:
+            old, mark = before.marks.get(r.queue, Mark(BEGINNING)), after.marks[r.queue]
+            batch, added = (old.id, old.added if mark.gone is None else mark.gone)
+            if mark.begin is not None:
+                batch, added = mark.begin, mark.gone
+            if r.after != batch:
+                r = replace(r, batch=batch)
+            elif added is not None:
+                r = replace(r, batch=batch, added=added)
+            ranges.append(r)
+        return RangePartition(ranges)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """A generator of record batches; runs in a task."""

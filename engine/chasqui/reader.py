@@ -103,9 +103,19 @@ class Reader:
         step = 1 if self._link.clustered else _TOGETHER
         return (names[i : i + step] for i in range(0, len(names), step))
 
-    def pages(self, view: str, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any]]:
-        """The entries of a range, in pages of bounded size: (id, flat list of fields and values) each."""
-        yield from self._pages(self._stream(view, queue), after, upto, None)
+    def pages(
+        self,
+        view: str,
+        queue: str,
+        after: str = BEGINNING,
+        upto: str = "+",
+        *,
+        before: Callable[[str, int], None] | None = None,
+    ) -> Iterator[list[Any]]:
+        """The entries of a range, in pages of bounded size: (id, flat list of fields and values) each. ``before`` is
+        called before each is asked for, with the id behind which that is, and how many entries came until then.
+        """
+        yield from self._pages(self._stream(view, queue), after, upto, None, before)
 
     def job_pages(self, queue: str, after: str = BEGINNING, upto: str = "+") -> Iterator[list[Any] | JobSpans]:
         """The same for jobs: a page whose jobs are all of the plain form comes as places in its bytes. Needs numpy."""
@@ -113,9 +123,19 @@ class Reader:
 
         yield from self._pages(self._stream("jobs", queue), after, upto, job_spans)
 
-    def _pages(self, key: str, after: str, upto: str, look: Callable[[bytes], JobSpans | None] | None) -> Iterator[Any]:
+    def _pages(
+        self,
+        key: str,
+        after: str,
+        upto: str,
+        look: Callable[[bytes], JobSpans | None] | None,
+        before: Callable[[str, int], None] | None = None,
+    ) -> Iterator[Any]:
         length, parse = PageLength(), 0  # pages to parse until bytes are looked at again
+        count = 0
         while after not in (upto, LAST):
+            if before is not None:
+                before(after, count)
             page: Any
             page, asked = self._link.run(reading.page(key, after, upto, length.count))
             if isinstance(page, bytes):
@@ -130,6 +150,7 @@ class Reader:
             if not page:
                 return
             full = len(page) == asked
+            count += len(page)
             if isinstance(page, JobSpans):
                 last = page.entry_id(-1)
                 length.had(asked, len(page), len(page.data))

@@ -260,6 +260,77 @@ def test_a_batch_run_again_on_a_stream_that_is_gone_is_a_loss(
     assert one.again(failOnDataLoss=False).read(one.at, end) == []
 
 
+# --- Trimming while a batch is read ---
+
+
+def entry_ids(batches: Iterator[Any]) -> list[str]:
+    return [entry_id for batch in batches for entry_id in batch.column("entry_id").to_pylist()]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first batch", "later batch"])
+def test_entries_trimmed_between_planning_and_reading_are_a_loss(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis, first: bool
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    one = query(queue=queue)
+    if not first:
+        put(1, 2, 3)
+        one.step()
+    put(*range(10, 20))
+    (part,) = one.reader.partitions(one.at, one.look())
+    client.xtrim(Keys(queue).events, maxlen=4, approximate=False)
+
+    with pytest.raises(DataLoss, match=r"6 entries after \S+ were trimmed while the batch was read"):
+        list(one.reader.read(part))
+    assert entry_ids(one.again(failOnDataLoss=False).reader.read(part)) == ["16-0", "17-0", "18-0", "19-0"]
+
+
+def test_trimming_what_a_task_has_read_is_no_loss_and_what_it_has_not_is_one(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    put(*range(1, 1001))
+    one = query(queue=queue)
+    (part,) = one.reader.partitions(one.at, one.look())
+    pages = one.reader.read(part)
+    read = next(pages).num_rows
+    client.xtrim(Keys(queue).events, maxlen=1000 - read, approximate=False)
+    read += next(pages).num_rows
+    client.xtrim(Keys(queue).events, maxlen=1000 - read - 5, approximate=False)
+
+    with pytest.raises(DataLoss, match=f"5 entries after {read}-0 were trimmed"):
+        next(pages)
+
+
+def test_a_task_of_the_middle_of_a_batch_sees_that_its_begin_is_trimmed(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    put(*range(1, 301))
+    one = query(queue=queue, minPartitions=3)
+    parts = one.reader.partitions(one.at, one.look())
+    assert len(parts) == 3
+    found = entry_ids(one.reader.read(parts[0]))
+    client.xtrim(Keys(queue).events, maxlen=300 - len(found) + 1, approximate=False)
+    found += entry_ids(one.reader.read(parts[1]))
+    assert found == [f"{i}-0" for i in range(1, len(found) + 1)]
+    client.xtrim(Keys(queue).events, maxlen=10, approximate=False)
+
+    with pytest.raises(DataLoss, match="were trimmed while the batch was read"):
+        list(one.reader.read(parts[2]))
+
+
+def test_letters_purged_while_a_batch_is_read_are_no_loss(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    put(*range(1, 11))
+    one = query(queue=queue)
+    (part,) = one.reader.partitions(one.at, one.look())
+    client.xdel(Keys(queue).events, *[f"{i}-0" for i in range(1, 8)])
+
+    assert entry_ids(one.reader.read(part)) == ["8-0", "9-0", "10-0"]
+
+
 # --- Limits ---
 
 
