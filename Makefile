@@ -32,7 +32,7 @@ venv: $(STAMP)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is needed; $(PYTHON) is older. Set PYTHON=/path/to/python3.11."; exit 1; }
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is older, or not there. Set PYTHON=/path/to/python3.11."; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get -qq update && apt-get -qq -y install python3-venv; \
 	    else echo "Python's venv module is missing: install Debian's package python3-venv."; exit 1; fi; }
@@ -40,13 +40,18 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@
 
-# Spark needs Java 17 or newer.
+# Spark needs Java 17 or newer: that of JAVA_HOME, else the first in PATH.
+JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+
 java:
-	@command -v java >/dev/null || \
-	  { if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	@command -v $(JAVA) >/dev/null || \
+	  { if [ -n "$(JAVA_HOME)" ]; then echo "JAVA_HOME is $(JAVA_HOME), and there is no bin/java in it: correct or unset it."; exit 1; \
+	    elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	      echo "java is missing: installing openjdk-17-jre-headless"; \
 	      apt-get -qq update && apt-get -qq -y install openjdk-17-jre-headless >/dev/null; \
 	    else echo "Java 17 or newer is needed by Spark: install openjdk-17-jre-headless."; exit 1; fi; }
+	@version=$$($(JAVA) -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p'); [ "$${version:-0}" -ge 17 ] || \
+	  { echo "Java 17 or newer is needed by Spark; $(JAVA) is $${version:-of no known version}. Set JAVA_HOME to a newer one."; exit 1; }
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
