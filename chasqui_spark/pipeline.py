@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -65,13 +66,16 @@ def chosen(cls: type[C], flags: argparse.Namespace, table: str) -> C:
 
 
 def session(name: str, settings: Mapping[str, str | int | float | bool | None] | None = None) -> SparkSession:
-    """The Spark that runs the program, told of the format: an editable install hides it from Spark."""
+    """The Spark that runs the program. It is told of the format where it would not find it by itself, which looks for
+    modules in its path: an editable install hides ours.
+    """
     from pyspark.sql import SparkSession
 
     from chasqui_spark.datasource import register
 
     spark = SparkSession.builder.appName(name).config(map=dict(settings or {})).getOrCreate()
-    register(spark)
+    if all(module.name != "pyspark_chasqui" for module in pkgutil.iter_modules([os.getcwd(), *sys.path])):
+        register(spark)
     return spark
 
 
