@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from chasqui.connections import resolve
 from chasqui.errors import (
     ConfigError,
+    DecodeError,
     LedgerAhead,
     LedgerBroken,
     OptionError,
@@ -170,14 +171,23 @@ class Transactions:
         """How those writers stand; those that are not known are left out."""
         found = []
         for app_id in app_ids:
-            app = AppKeys(app_id)
-            home = self._link.run(transact.standing(app))
-            queues = self._link.run(transact.queues_of(app))
-            rows = [self._link.run(transact.ledger_row(app, queue)) for queue in queues]
-            if home is not None or any(rows):
-                version, state = (home.version, home.state) if home else (-1, "lost")
-                found.append(Ledger(app_id, version, state, tuple(row for row in rows if row is not None)))
+            try:
+                ledger = self._ledger(AppKeys(app_id))
+            except DecodeError as error:  # the others are to be seen all the same
+                log.warning("writer %s: its ledger cannot be read: %s", app_id, error.message)
+                ledger = Ledger(app_id, -1, "unreadable", ())
+            if ledger is not None:
+                found.append(ledger)
         return found
+
+    def _ledger(self, app: AppKeys) -> Ledger | None:
+        home = self._link.run(transact.standing(app))
+        queues = self._link.run(transact.queues_of(app))
+        rows = [row for queue in queues if (row := self._link.run(transact.ledger_row(app, queue))) is not None]
+        if home is None and not rows:
+            return None
+        version, state = (home.version, home.state) if home else (-1, "lost")
+        return Ledger(app.app_id, version, state, tuple(rows))
 
     def reset(self, app_id: str, *, discard: bool = False) -> bool:
         """Forget a writer, so that its next version may be any; False where there is none. An unfinished version is

@@ -16,7 +16,7 @@ import redis
 
 from chasqui import ConfigError, OptionError, QueueFull
 from chasqui.embedded import EmbeddedServer, start
-from chasqui.errors import ChasquiError, ConnectionLost, LedgerAhead, LedgerBroken, StageExpired
+from chasqui.errors import ChasquiError, ConnectionLost, DecodeError, LedgerAhead, LedgerBroken, StageExpired
 from chasqui.ids import new_ids
 from chasqui.options import ConnectionOptions
 from chasqui.protocol.blocks import Dead, Jobs
@@ -680,6 +680,20 @@ def test_ledgers_are_shown_with_how_far_they_are(
     assert (ledger.app_id, ledger.version, ledger.state) == (app, 3, "open")
     assert [(row.queue, row.published, row.rows, row.state) for row in ledger.queues] == [(queue, 900, 1500, "open")]
     assert eventually(lambda: not client.exists(AppKeys(app).home))
+
+
+def test_a_ledger_that_cannot_be_read_hides_no_other(url: str, client: redis.Redis, app: str) -> None:
+    broken = f"{app}-broken"
+    commit(url, app, 1)
+    client.hset(AppKeys(broken).home, mapping={"version": "one", "state": "done"})
+    client.expire(AppKeys(broken).home, 60)
+
+    with Transactions(options(url)) as transactions:
+        found = [(one.app_id, one.state) for one in transactions.ledgers([broken, app])]
+        with pytest.raises(DecodeError, match="expected a whole number, found 'one'"):
+            transactions.standing(broken)
+
+    assert found == [(broken, "unreadable"), (app, "done")]
 
 
 @pytest.mark.parametrize("number", [-1, 2**53 + 1, 1.0, True, "1"], ids=repr)

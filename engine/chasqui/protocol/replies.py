@@ -1,4 +1,4 @@
-"""Raw replies -> values. Total: odd data gives an odd value, never an exception in a loop."""
+"""Raw replies -> values. Odd data gives an odd value, or ``DecodeError``: never another exception in a loop."""
 
 from __future__ import annotations
 
@@ -35,10 +35,15 @@ def plain(raw: Any) -> str:
 
 
 def number(reply: Any) -> int:
-    """An integer reply; some servers' scripts send them as text. An error reply and nil count as 0."""
+    """An integer reply, or one that is stored as text. An error reply and nil count as 0; ``DecodeError`` for text
+    that is no number.
+    """
     if reply is None or isinstance(reply, Refusal):
         return 0
-    return int(reply)
+    try:
+        return int(reply)
+    except ValueError:
+        raise DecodeError(f"expected a whole number, found {plain(reply)!r:.80}") from None
 
 
 def entry_ms(entry_id: bytes | str) -> int:

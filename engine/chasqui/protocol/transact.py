@@ -100,7 +100,7 @@ class Home:
     @classmethod
     def read(cls, fields: Sequence[Any]) -> Home | None:
         version, state, manifest_id, by = (plain(field) for field in fields)
-        return cls(int(version), state, manifest_id, by) if version else None
+        return cls(number(version), state, manifest_id, by) if version else None
 
 
 @dataclass(frozen=True, slots=True)
