@@ -30,7 +30,8 @@ from chasqui.redis_io import Link
 from chasqui.repeat import RepeatableMeta
 
 _TIES = 10_000
-_TOGETHER = 1000
+# Queues asked about in one round trip. Some answers hold whole entries, which may be large.
+_TOGETHER = 100
 
 _STREAMS: dict[str, Callable[[Keys], str]] = {
     "jobs": lambda keys: keys.stream,
