@@ -64,6 +64,8 @@ def parse(url: str) -> Address:
 
 def _parse(scheme: str, kind: str, rest: str) -> Address:
     parts = urlsplit(f"x://{rest}")
+    if "#" in rest:
+        raise OptionError("url takes nothing behind a #; a # in a password is written %23")
     credentials, _, hostpart = parts.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
     user = unquote(username) or None
@@ -93,7 +95,9 @@ def _parse(scheme: str, kind: str, rest: str) -> Address:
                 "url redis+sentinel:// expects the service's name, such as redis+sentinel://host:26379/mymaster"
             )
         service = segments.pop(0)
-    db = _db(segments[0] if segments else query.get("db"))
+    db = _db(segments.pop(0) if segments else query.get("db"))
+    if segments:
+        raise OptionError("url takes nothing behind the database number; a / in a password is written %2F")
     if kind == "cluster" and db:
         raise OptionError(f"url redis+cluster:// expects database 0, got {db}: a cluster has no other")
     return Address(
@@ -105,12 +109,15 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
     parts = urlsplit(f"x://{text}")
     if not parts.hostname:
         raise OptionError("url expects a host")
+    parts.hostname.encode("idna")  # an error now, and not when it is looked up
+    if parts.port == 0:
+        raise OptionError("url expects a port from 1 to 65535, got 0")
     return parts.hostname, parts.port or default_port
 
 
 def _db(text: str | None) -> int:
     if text is None:
         return 0
-    if not text.isdecimal() or len(text) > 6:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 6:
         raise OptionError("url expects a database number after the host; a / or ? in a password is written %2F or %3F")
     return int(text)
