@@ -75,7 +75,12 @@ def _checked(option: str, name: str) -> str:
 
 
 def _check_pattern(pattern: str) -> None:
-    if not pattern.strip() or any(c in "{}" or ord(c) < 32 for c in pattern) or len(pattern.encode()) > 256:
+    size = len(pattern.encode(errors="surrogatepass"))
+    if (
+        not pattern.strip()
+        or any(c in "{}" or ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in pattern)
+        or size > 256
+    ):
         raise OptionError(
             f"{spell('queue_pattern', 'spark')} expects a glob such as mail-*, of at most 256 bytes, without braces; "
             f"got {pattern!r:.80}"

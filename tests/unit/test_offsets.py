@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -164,6 +166,9 @@ def test_a_queue_outside_the_pattern_is_refused() -> None:
         return source_options(given)
 
     check_start(of("mail-*"))
+    odd = {"url": "redis://nowhere", "queuePattern": "mail-*", "startingOffsets": '{"\\ud800": "5-0"}'}
+    with pytest.raises(OptionError, match="which is no queue of queuePattern"):
+        check_start(source_options(odd))
     check_start(of("mail-[a-c]"))
     with pytest.raises(
         OptionError, match=r"startingOffsets names 'mail-a', which is no queue of queuePattern 'sms-\*'"
@@ -283,3 +288,18 @@ def test_how_many_were_added_is_known_in_the_middle_while_nothing_was_deleted() 
     assert added_at("5-0", Mark("5-0"), position, 2) is None
     assert added_at("5-0", Mark("5-0", 5), stands("9-0", 7, added=9, deleted="6-0"), 2) is None
     assert added_at("5-0", None, Position("9-0", 1, "9-0", None, None, exists=True), 2) is None
+
+
+def test_any_json_in_a_checkpoint_is_an_offset_or_a_typed_error() -> None:
+    chance = random.Random(5)
+    some: list[Any] = [None, True, -1, 1, 2**70, 1.5, float("inf"), "", "1-0", "5", "x", "\ud800", [], {}]
+
+    def anything(depth: int) -> Any:
+        if depth and chance.random() < 0.6:
+            keys = chance.sample(["v", "queues", "q", "id", "added", "from", "gone", "ahead", "view", "start"], 3)
+            return {key: anything(depth - 1) for key in keys} | ({"v": 1} if chance.random() < 0.5 else {})
+        return chance.choice(some)
+
+    for _ in range(20_000):
+        with suppress(ChasquiError):
+            assert isinstance(from_json(anything(4), "jobs").marks, dict)

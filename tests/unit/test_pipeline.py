@@ -58,7 +58,7 @@ def test_a_query_that_runs_for_months_takes_no_memory() -> None:
 
 OUTAGE = """[PYTHON_DATA_SOURCE_ERROR] Failed when using Python data source: Traceback (most recent call last):
   File "redis_io.py", line 177, in _connection
-chasqui.errors.ConnectionLost: [CMQ-001] redis://127.0.0.1:1 cannot be reached: refused.
+chasqui.errors.ConnectionLost: [CMQ-001] redis://127.0.0.1:1 cannot be reached: Connection refused.
  SQLSTATE: 38000"""
 
 

@@ -300,7 +300,7 @@ def matches(pattern: str, text: str) -> bool:
     """Whether a glob matches a text as in SCAN: byte by byte, with ``*``, ``?``, ``[a-z]``, ``[^a]``, and a backslash
     before a sign that stands for itself. Takes at most as many steps as the two lengths multiplied.
     """
-    signs, data = _glob(pattern.encode()), text.encode()
+    signs, data = _glob(pattern.encode(errors="surrogatepass")), text.encode(errors="surrogatepass")
     at = i = 0
     star: tuple[int, int] | None = None
     while i < len(data):
