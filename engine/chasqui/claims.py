@@ -338,7 +338,7 @@ class Claims:
         # A link of its own: whatever held the other one may have been interrupted. And quick: this process is ending.
         link = Link(replace(_quick(self._connection, 2000), connect_timeout_ms=1000))
         for queue, token in tokens.items():
-            self._try(partial(link.run, self._place(queue).keep(token, 0)))
+            self._try(partial(link.run, self._place(queue).keep(token, 0, linger_ms=int(linger_s * 1000))))
         released = 0
         told_by = time.monotonic() + grace_s
         stopped: dict[tuple[str, int], float] = {}

@@ -605,6 +605,21 @@ def test_a_driver_that_starts_at_once_waits_for_tasks_of_the_one_before(
     assert read(link, queue, sid, 1, planned[0]) == ids[3:]
 
 
+def test_a_driver_that_starts_at_once_waits_for_jobs_that_may_be_at_work_behind_their_tasks(
+    drive: Open, link: Link, url: str, queue: str, sid: str
+) -> None:
+    add(url, queue, 4)
+    old = drive()
+    old.claim(queue, 1, limit=4)
+    read(link, queue, sid, 1, old.plan(queue, 1))
+    old.leave(0, linger_s=1)
+    start = time.monotonic()
+
+    assert drive().plan(queue, 1).sizes == (4,)
+
+    assert time.monotonic() - start > 0.5
+
+
 # Stopping
 
 

@@ -24,8 +24,8 @@ class Driver(Pending):
     def take(self, holder: str = "h", ttl_ms: int = 10_000) -> Any:
         return self.call("take_session", [self.session], holder, ttl_ms, KEEP, "label", "{}")
 
-    def keep(self, token: int, ttl_ms: int = 10_000) -> Any:
-        return self.call("keep_session", [self.session, self.batch], token, ttl_ms, KEEP)
+    def keep(self, token: int, ttl_ms: int = 10_000, linger_ms: int = 0) -> Any:
+        return self.call("keep_session", [self.session, self.batch], token, ttl_ms, KEEP, linger_ms)
 
     def claim(
         self, token: int, limit: int = 100, count: int = 1000, idle: int = 0, upto: str = "", room: int = 1_048_576
@@ -244,6 +244,26 @@ def test_a_batch_is_not_planned_anew_while_tasks_of_the_driver_before_live(q: Dr
     q.take("c", ttl_ms=0)
     q.end(1)
     assert q.plan(2, "c", silent_ms=60_000)[0] == 1
+
+
+def test_a_batch_that_was_begun_is_not_planned_anew_while_its_jobs_may_be_at_work_behind_its_tasks(q: Driver) -> None:
+    q.add("a")
+    q.take("a")
+    q.claim(1)
+    q.plan(1, "a")
+    q.keep(1, 0, linger_ms=30_000)
+    q.take("b", ttl_ms=0)
+    assert q.plan(2, "b")[0] == 1  # no task had begun it
+    q.begin(2)
+    q.end(2)
+    q.take("c")
+
+    busy, left = q.plan(3, "c")
+
+    assert (busy, 25_000 < left <= 30_000) == (2, True)
+    q.keep(3, 0)
+    q.take("d")
+    assert q.plan(4, "d")[0] == 1
 
 
 def test_a_task_that_comes_too_late_begins_nothing(q: Driver) -> None:

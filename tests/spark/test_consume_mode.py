@@ -84,7 +84,7 @@ def test_the_listener_settles_although_the_next_trigger_is_far_away(
     assert [key for key in one_client.keys(f"{{chasqui:{one_queue}}}*") if b":batch:" in key] == []
 
 
-def test_a_stopped_query_gives_back_unrun_jobs_at_once_and_no_committed_one_is_run_again(
+def test_a_stopped_query_gives_back_unrun_jobs_and_no_committed_one_is_run_again(
     spark: SparkSession, listening: None, one_url: str, one_client: redis.Redis, one_queue: str, tmp_path: Path
 ) -> None:
     block, held, done = tmp_path / "block", tmp_path / "held", tmp_path / "done"

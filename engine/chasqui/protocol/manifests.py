@@ -107,10 +107,13 @@ class Place:
             return Lease(number(reply[1]))
         return Lease(None, number(reply[2]), plain(reply[3]))
 
-    def keep(self, token: int, ttl_ms: int, seqs: Sequence[int] = ()) -> Flow[bool]:
-        """Renew the lease; with 0 give it back. False: another has it."""
-        keys = [self.session, *(self.manifest(seq) for seq in seqs)]
-        return number((yield from call_script(script("keep_session"), keys, [token, ttl_ms, KEEP_MS], safe=True))) == 1
+    def keep(self, token: int, ttl_ms: int, seqs: Sequence[int] = (), linger_ms: int = 0) -> Flow[bool]:
+        """Renew the lease; with 0 give it back, with jobs that may be at work for so long. False: another has it."""
+        keys, args = (
+            [self.session, *(self.manifest(seq) for seq in seqs)],
+            list[Arg]((token, ttl_ms, KEEP_MS, linger_ms)),
+        )
+        return number((yield from call_script(script("keep_session"), keys, args, safe=True))) == 1
 
     def terms(self) -> Flow[str | None]:
         """How the session's jobs are settled, as its driver wrote it down; None when it is gone."""

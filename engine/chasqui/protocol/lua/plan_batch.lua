@@ -10,20 +10,20 @@
 -- returns {-1} old token; {0} no such batch; {2, ms} not before; else {1, runs so far, jobs, blocks, state, 1 if new here}
 local session, batch, token, holder, silent_ms = KEYS[1], KEYS[2], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local call = redis.call
-if call('HGET', session, 'token') ~= token then return { -1 } end
+local place = call('HMGET', session, 'token', 'busy_until')
+if place[1] ~= token then return { -1 } end
 if call('EXISTS', batch) == 0 then return { 0 } end
 local held = call('HMGET', batch, 'planned_by', 'runs', 'count', 'blocks', 'state', 'run', 'planned_for')
 local function number(text) return tonumber(text or '0') or 0 end
 local runs, new = number(held[2]), 0
 if held[1] ~= holder then
   new = 1
-  local before = held[7] or ''
+  local before, till = held[7] or '', held[6] and number(place[2]) or 0
   local at_work = call('HMGET', batch, 'tasks:' .. before, 'beat:' .. before)
-  if number(at_work[1]) > 0 then
-    local time = call('TIME')
-    local left = silent_ms - (tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) - number(at_work[2]))
-    if left > 0 and left <= silent_ms then return { 2, left } end
-  end
+  if number(at_work[1]) > 0 then till = math.max(till, number(at_work[2]) + silent_ms) end
+  local time = call('TIME')
+  local left = till - (tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+  if left > 0 and left <= 60000 then return { 2, left } end
   if runs == 0 or held[6] then runs = call('HINCRBY', batch, 'runs', 1) end
   call('HSET', batch, 'planned_by', holder, 'planned_for', token)
   call('HDEL', batch, 'run')
