@@ -80,7 +80,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = start_of(options)
         self._queues: list[str] = []
         self._looked_at: float | None = None
-        self._targets: dict[str, str] | None = None
+        self._targets: dict[str, Position] | None = None
         self._walks: dict[tuple[str, str, str], Walk] = {}
         self._turn = 0
         self._starved = False
@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             positions = reader.positions(self._options.view, queues)
             self._queues, self._looked_at = queues, time.monotonic()
             # One that is no stream stays among them, so that the first look at it says so.
-            self._targets = {q: p.last_id if isinstance(p, Position) else BEGINNING for q, p in positions.items()}
+            self._targets = {q: p if isinstance(p, Position) else Position() for q, p in positions.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes; exactly ``start`` where nothing is new."""
@@ -273,15 +273,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return walk
 
     def _target(self, queue: str, position: Position) -> str:
-        target = position.last_id if self._targets is None else self._targets.get(queue, BEGINNING)
-        return min(target, position.last_id, key=id_parts)
+        target = position if self._targets is None else self._targets.get(queue, Position())
+        return min(target.last_id, position.last_id, key=id_parts)
 
     def _mark(self, before: Offset, queue: str, one: Found, end: str, position: Position) -> Mark:
         old = before.marks.get(queue)
         expected = old.id if old is not None else BEGINNING
+        # More may have come since AvailableNow began: how many there were at its target was counted then.
+        seen = (position, *([self._targets[queue]] if self._targets and queue in self._targets else ()))
         return Mark(
             end,
-            position.added if end == position.last_id else None,
+            next((one.added for one in seen if end == one.last_id), None),
             one.begin if one.begin != expected else None,
             ahead=id_parts(end) > id_parts(position.last_id),
             gone=gone_before(self._options.view, one.begin, position) if old is None or one.begin != expected else None,

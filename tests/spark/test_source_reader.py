@@ -260,6 +260,23 @@ def test_a_batch_run_again_on_a_stream_that_is_gone_is_a_loss(
     assert one.again(failOnDataLoss=False).read(one.at, end) == []
 
 
+def test_what_was_trimmed_between_two_runs_of_available_now_is_a_loss_also_where_more_came_during_the_first(
+    query: MakeQuery, queue: str, put: Callable[..., None], client: redis.Redis
+) -> None:
+    skip_before_redis_7(client, "counters of what was added and deleted")
+    put(1, 2, 3)
+    one = query(queue=queue)
+    one.reader.prepareForTriggerAvailableNow()
+    put(4)
+    assert one.step() == ["1-0", "2-0", "3-0"]
+    assert one.step() == []
+    put(5, 6)
+    client.xtrim(Keys(queue).events, maxlen=1, approximate=False)
+
+    with pytest.raises(DataLoss, match="2 entries after 3-0 were trimmed"):
+        one.again().step()
+
+
 # --- Trimming while a batch is read ---
 
 
