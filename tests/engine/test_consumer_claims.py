@@ -30,7 +30,7 @@ from tests.engine.worker_tools import (
 )
 from tests.support import eventually
 
-IDLE_MS = 400
+IDLE_MS = 900
 
 
 def taken_by(client: redis.Redis, queue: str, name: str, *, idle_ms: int = 0, deliveries: int = 1) -> str:

@@ -36,8 +36,10 @@ for _, pending in ipairs(call('XPENDING', stream, group, 'IDLE', min_idle_ms, fi
     call('XACK', stream, group, id)
   end
 end
--- There may be more here, or the time to wait is told by what was not looked at.
-if next_from > 0 then return { taken, -1, string.format('%.0f', #taken > 0 and from or next_from) } end
+if next_from > 0 then
+  if #taken > 0 then return { taken, 1, string.format('%.0f', from) } end  -- there may be more here
+  return { taken, -1, string.format('%.0f', next_from) }
+end
 local wait = -1
 for _, pending in ipairs(call('XPENDING', stream, group, '-', '+', 100)) do
   local left = math.max(1, min_idle_ms - pending[3])
