@@ -173,7 +173,7 @@ class Transactions:
         for app_id in app_ids:
             try:
                 ledger = self._ledger(AppKeys(app_id))
-            except DecodeError as error:  # the others are to be seen all the same
+            except (DecodeError, ServerError) as error:  # the others are to be seen all the same
                 log.warning("writer %s: its ledger cannot be read: %s", app_id, error.message)
                 ledger = Ledger(app_id, -1, "unreadable", ())
             if ledger is not None:

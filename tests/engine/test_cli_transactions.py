@@ -58,3 +58,20 @@ def test_a_name_that_no_writer_can_have_is_wrong_usage(ctl: Ctl) -> None:
 
     assert said.code == 2
     assert "txn_app_id expects a name without braces" in said.err
+
+
+def test_keys_that_are_none_of_a_writer_hide_no_other(
+    ctl: Ctl, url: str, client: redis.Redis, queue: str, app: str
+) -> None:
+    commit(url, app, 4, stage(url, {queue: jobs(1)}))
+    stage(url, {queue: jobs(1)}, ttl_ms=100_000)
+    client.set(f"{{chasqui-txn:{queue}}}:txn", "x", ex=60)
+    client.set(key(queue, "stage:x"), "x", ex=60)
+
+    writers, stages = ctl("txn", "list"), ctl("txn", "stages")
+
+    assert (writers.code, stages.code) == (0, 0)
+    states = {line.split()[0]: line.split()[2] for line in writers.out.splitlines()}
+    assert (states[app], states[queue]) == ("done", "unreadable")
+    assert queue in stages.out
+    assert f"{key(queue, 'stage:x')} is passed over: " in stages.err

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command
 from chasqui.cli.shown import age, count
+from chasqui.errors import ServerError
 from chasqui.options import ConnectionOptions
 from chasqui.protocol import observe, reading
 from chasqui.redis_io import Link
@@ -105,7 +106,11 @@ def stages(call: Call) -> int:
     adopted: Counter[str] = Counter()
     try:
         for key, queue in _scanned(link, b"{chasqui:*}:stage:*", _STAGE):
-            held, left_ms = link.run(observe.blocks_and_ttl(key))
+            try:
+                held, left_ms = link.run(observe.blocks_and_ttl(key))
+            except ServerError as error:
+                call.screen.say(f"{key} is passed over: {error.message}")
+                continue
             keys[queue] += 1
             blocks[queue] += held
             if left_ms < 0:
