@@ -19,7 +19,8 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from chasqui import Consumer, Producer, UnrecoverableError
+import chasqui_spark
+from chasqui import Consumer, Producer, UnrecoverableError, embedded
 from tests.support import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -261,6 +262,47 @@ def test_a_queue_is_drained_and_dead_letters_make_it_fail(one_url: str, one_queu
         assert producer.get_result_bulk(ids) == list(range(1, 41))
         stats = producer.stats()
     assert (stats.waiting, stats.pending, stats.dlq) == (0, 0, 1)
+
+
+def refuse_one(job: Any) -> int:
+    if job.payload["n"] == 1:
+        raise UnrecoverableError("never")
+    return int(job.payload["n"])
+
+
+@pytest.mark.timeout(300)
+def test_the_users_of_the_shipped_file_may_do_what_spark_does(
+    job: Callable[..., str], spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acl = tmp_path / "users.acl"
+    text = (ROOT / "conf" / "users.acl").read_text()
+    acl.write_text(text.replace("user default off", "user default on nopass ~* &* +@all", 1))
+    (tmp_path / "leads.csv").write_text("n\n1\n2\n3\n")
+    with embedded.start(config={"aclfile": str(acl)}) as server:
+
+        def url_of(role: str) -> str:
+            return server.url.replace("redis://", f"redis://chasqui-{role}:CHANGE-{role}@")
+
+        url = url_of("spark")
+        monkeypatch.setenv("CHASQUI_URL", url)
+        files = ("--input", str(tmp_path / "leads.csv"), "--format", "csv", "--txn-app-id", "a", "--txn-version", "1")
+        assert "enqueued 3 rows" in job("enqueue_files", *files, "--queue", "q")
+        place = {"queue": "q", "url": url, "checkpoint": tmp_path / "checkpoint"}
+        query = chasqui_spark.worker(
+            spark, handler=refuse_one, trigger={"availableNow": True}, store_results=True, **place
+        )
+        query.awaitTermination(90)
+        assert "replayed 1 of 1 dead letters" in job("dlq_triage", "--queue", "q", "--replay", "--max-per-second", "9")
+        reader = spark.read.format("chasqui").options(queuePattern="*", url=url)
+        views = {
+            view: reader.option("view", view).load().count() for view in ("jobs", "results", "repeatable", "stats")
+        }
+        assert views == {"jobs": 1, "results": 2, "repeatable": 0, "stats": 1}
+
+        monkeypatch.setenv("CHASQUI_URL", url_of("observer"))
+        job("queue_slo", "--queue", "q")
+        with redis.Redis.from_url(server.url) as client:
+            assert [entry for entry in client.acl_log() if entry["username"] != "default"] == []
 
 
 @pytest.mark.timeout(300)
