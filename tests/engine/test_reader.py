@@ -504,6 +504,14 @@ def test_pending_jobs_are_listed_in_pages(reader: Reader, url: str, queue: str, 
     assert {(one.consumer, one.deliveries) for one in page} == {("me", 1)}
 
 
+def test_a_key_of_another_kind_hides_no_result(reader: Reader, queue: str, client: redis.Redis) -> None:
+    client.set(Keys(queue).result("good"), b"\x01", ex=100)
+    client.hset(Keys(queue).result("odd"), "field", "value")
+    client.expire(Keys(queue).result("odd"), 100)
+
+    assert [job_id for page in reader.results(queue) for job_id, _, _ in page] == ["good"]
+
+
 def test_results_are_found_with_their_time_left(reader: Reader, queue: str, client: redis.Redis) -> None:
     for i in range(250):
         client.set(Keys(queue).result(f"j{i}"), msgpack.packb(i), ex=100)

@@ -381,8 +381,11 @@ def delayed(keys: Keys, least: str, skip: int, count: int, floor: int) -> Flow[t
 
 
 def results(keys: Sequence[str]) -> Flow[list[tuple[bytes, int]]]:
-    """Stored results and how many milliseconds they have left; what has expired meanwhile is left out as b"", -2."""
+    """Stored results and how many milliseconds they have left; b"", -2 for what has expired meanwhile, or is none."""
     replies = yield Batch(tuple(Command((name, key), safe=True) for key in keys for name in ("GET", "PTTL")))
+    for i in range(0, len(replies), 2):
+        if isinstance(replies[i], Refusal) and replies[i].code == "WRONGTYPE":
+            replies[i : i + 2] = [b"", -2]
     replies = values(replies)
     return [(replies[i] or b"", number(replies[i + 1])) for i in range(0, len(replies), 2)]
 
