@@ -8,11 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from chasqui import ConfigError
+from chasqui import ConfigError, OptionError
 from chasqui.bridge import checked_queue, id_parts
 from chasqui_spark.packing import BAD_VALUES, packer, values
 
 _ID = re.compile(r"(0|[1-9]\d{0,19})-(0|[1-9]\d{0,19})", re.ASCII)
+
+
+def refuse_doubled(names: Sequence[str]) -> None:
+    """Of two columns of one name nobody knows which is meant."""
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise OptionError(f"column {', '.join(doubled)} stands twice in the DataFrame: rename or drop one")
 
 
 def cells(batch: pa.RecordBatch, name: str) -> list[Any]:

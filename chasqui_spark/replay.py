@@ -7,6 +7,7 @@ once: what a task that failed has put back is not there for the next one.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 
@@ -17,9 +18,12 @@ from pyspark.sql.types import BinaryType, NullType, StringType, StructType
 from chasqui import ConfigError, OptionError
 from chasqui.bridge import Pace, Repaired, Replays, checked_queue, name_bytes
 from chasqui_spark.encoding import check_packable
-from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of
+from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of, refuse_doubled
 from chasqui_spark.links import link_of
 from chasqui_spark.options import ReplayOptions
+from chasqui_spark.worker_logs import show_logs
+
+log = logging.getLogger("chasqui.spark.replay")
 
 # The columns that the view has: letters may go back as they came.
 _OF_THE_VIEW = frozenset(
@@ -36,10 +40,10 @@ def replay_writer(options: ReplayOptions, schema: StructType) -> DataSourceWrite
 
 
 class ReplayedMessage(WriterCommitMessage):
-    """How many letters one task has put back."""
+    """How many letters one task has had, and how many of them it has put back."""
 
-    def __init__(self, moved: int) -> None:
-        self.moved = moved
+    def __init__(self, letters: int, moved: int) -> None:
+        self.letters, self.moved = letters, moved
 
 
 class ReplaySink(DataSourceArrowWriter):
@@ -52,8 +56,9 @@ class ReplaySink(DataSourceArrowWriter):
         self._pace = None if limit is None else Pace(limit, uuid.uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        options, moved = self._options, 0
+        options, total, moved = self._options, 0, 0
         for batch in iterator:
+            total += batch.num_rows
             for queue, letters in by_queue(batch, options).items():
                 replays = Replays(
                     link_of(options),
@@ -64,12 +69,20 @@ class ReplaySink(DataSourceArrowWriter):
                     pace=self._pace,
                 )
                 moved += replays.put_back(letters)
-        return ReplayedMessage(moved)
+        return ReplayedMessage(total, moved)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Everything is back already."""
+        show_logs()
+        told = [one for one in messages if isinstance(one, ReplayedMessage)]
+        letters, moved = sum(one.letters for one in told), sum(one.moved for one in told)
+        log.info("%d of %d dead letters are put back; the others are not there any more", moved, letters)
 
 
 def check_columns(options: ReplayOptions, schema: StructType) -> None:
     """Refuse what cannot be meant, before anything is moved."""
     kinds = {field.name: field.dataType for field in schema}
+    refuse_doubled(schema.names)
     if options.queue is not None:
         checked_queue(options.queue)
     for name in ("entry_id",) if options.queue is not None else ("queue", "entry_id"):

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 from chasqui import ConfigError, OptionError
 from chasqui.bridge import FAIL, MAX_ERROR_BYTES, OK, RETRY, Outcome, Outcomes, Settled, checked_queue
 from chasqui_spark.encoding import check_packable
-from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of
+from chasqui_spark.entry_rows import cells, entry_ids, packed, queue_of, refuse_doubled
 from chasqui_spark.links import link_of
 from chasqui_spark.options import SettleOptions
 from chasqui_spark.worker_logs import show_logs
@@ -125,9 +125,7 @@ def check_columns(options: SettleOptions, schema: StructType) -> None:
     if options.queue is not None:
         checked_queue(options.queue)
     needed = {"entry_id", "outcome"} if options.queue is not None else {"queue", "entry_id", "outcome"}
-    doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if doubled:
-        raise OptionError(f"column {', '.join(doubled)} stands twice in the outcomes: rename or drop one")
+    refuse_doubled(schema.names)
     for name in sorted(needed - kinds.keys()):
         raise OptionError(f"outcomes need a column {name}; got {', '.join(kinds) or 'none'}")
     for name, kind in kinds.items():

@@ -143,5 +143,7 @@ def test_a_dead_letter_that_cannot_go_back_so_is_named() -> None:
         replay.by_queue(table({"name": "x" * 257}), options)
     with pytest.raises(ChasquiError, match=f"column payload of entry {A}: "):
         replay.by_queue(table({"payload": 2**62}, payload=pa.timestamp("us")), options)  # no calendar has it
+    with pytest.raises(ChasquiError, match="column name stands twice"):
+        replay.check_columns(options, schema(name=StringType()).add("name", StringType()))
     with pytest.raises(ChasquiError, match="column payload has type variant"):
         replay.check_columns(options, StructType().add("entry_id", StringType()).add("payload", VariantType()))
