@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import chasqui_spark
 from chasqui import Consumer, Producer, UnrecoverableError, embedded
+from chasqui_spark.pipeline import MISTAKE, verdict
 from tests.support import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,31 @@ def test_files_are_enqueued_once_as_batch_and_as_stream(
     assert sorted(payloads(one_url, one_queue), key=str) == [
         ("again", {"to": to, "n": n}) for to, n in (("a", 1), ("b", 2), ("c", 3))
     ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ([], "queue"),
+        (["--queue", "q", "--max-payload-bytes", "5"], "maxPayloadBytes (5)"),
+        (["--queue", "q", "--select", "nosuch"], "nosuch"),
+        (["--queue", "q", "--input", "/nowhere"], "/nowhere"),
+        (["--queue", "q", "--select", "1 AS id, to"], "column id"),
+    ],
+)
+def test_what_only_spark_finds_is_a_mistake_told_in_a_line(
+    job: Callable[..., str], tmp_path: Path, more: list[str], words: str
+) -> None:
+    (tmp_path / "leads.csv").write_text("to,kind\nana,welcome\n")
+
+    with pytest.raises(Exception) as raised:
+        job("enqueue_files", "--input", str(tmp_path / "leads.csv"), "--format", "csv", *more)
+
+    code, line = verdict(raised.value) or (0, "")
+    assert code == MISTAKE, raised.value
+    assert words in line
+    assert "\n" not in line
 
 
 @pytest.mark.timeout(300)
