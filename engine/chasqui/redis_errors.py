@@ -71,6 +71,8 @@ def connection_lost(error: BaseException, address: Address, *, sent: bool) -> Re
         )
     how = "gave no answer" if sent else "cannot be reached"
     after = " The command had been sent, and may have been carried out." if sent else ""
+    if not sent and address.shown.startswith("rediss") and isinstance(error, rx.TimeoutError | TimeoutError):
+        after = " A port without TLS is silent to rediss://; redis:// is for those."
     return ConnectionLost(f"{address.shown} {how}: {type(error).__name__} {_calm(error)}.{after}".strip(), sent=sent)
 
 

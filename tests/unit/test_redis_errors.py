@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis.exceptions as rx
 
-from chasqui.redis_errors import refusal_of
+from chasqui.address import parse
+from chasqui.redis_errors import connection_lost, refusal_of
 
 SHA = "1d6b24190f8c48ceaee37f22341f56b53c3b9e97"
 
@@ -40,3 +41,13 @@ def test_a_refusal_has_the_code_of_what_was_refused(error: Exception, code: str,
     refusal = refusal_of(error)
 
     assert (refusal.code, refusal.text) == (code, text)
+
+
+def test_silence_of_a_tls_port_is_explained() -> None:
+    lost = connection_lost(rx.TimeoutError("Timeout"), parse("rediss://h:1"), sent=False)
+
+    assert lost.message == (
+        "rediss://h:1 cannot be reached: TimeoutError Timeout. A port without TLS is silent to rediss://; redis:// is "
+        "for those."
+    )
+    assert "TLS" not in connection_lost(rx.TimeoutError("Timeout"), parse("redis://h:1"), sent=False).message
