@@ -127,6 +127,8 @@ def test_lines_become_jobs_and_a_bad_one_is_named(ctl: Ctl, queue: str, tmp_path
     bad.write_text('{"n": 1}\n{"n": \n')
 
     assert ctl.json("add", queue, "--lines", str(good)) == {"queue": queue, "added": 2}
+    good.write_text('{"n": 1}\n\n1234567890123456789012\n')
+    assert "line 3: payload is a number of more than 64 bits" in ctl("add", queue, "--lines", str(good)).err
     said = ctl("add", queue, "--lines", str(bad))
 
     assert said.code == 2
@@ -148,6 +150,7 @@ def test_retry_rules_travel_with_the_job(ctl: Ctl, url: str, queue: str) -> None
     [
         (["add", "q"], "one PAYLOAD, or --lines"),
         (["add", "q", "{a"], "PAYLOAD is not JSON"),
+        (["add", "q", "1234567890123456789012"], "chasquictl: payload is a number of more than 64 bits"),
         (["add", "q", "NaN"], "JSON has no NaN"),
         (["inspect", "q", "--config", ""], "--config and CHASQUI_CONFIG expect"),
         (["add", "q", "1", "--delay", "soon"], "--delay expects milliseconds"),
@@ -159,7 +162,7 @@ def test_retry_rules_travel_with_the_job(ctl: Ctl, url: str, queue: str) -> None
         (["inspect", "q", "--config", "/nowhere.toml"], "/nowhere.toml cannot be read"),
         (["repeatable", "upsert", "q", "n", "--cron", "61 * * * *"], "61 * * * *"),
         (["repeatable", "upsert", "q", "n", "--every", "1s", "--tz", "UTC"], "--tz"),
-        (["dlq", "filter", "q", "--since", "yesterday"], "expected a time such as 15m"),
+        (["dlq", "filter", "q", "--since", "yesterday"], "--since expects a time such as 15m"),
         (["events", "q", "--from", "x"], "start expects"),
     ],
 )

@@ -148,7 +148,7 @@ def past_ms(text: str, now_ms: int | None = None) -> int:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ConfigError(
-            f"expected a time such as 15m (ago), 2026-11-18T10:00:00Z or epoch milliseconds, got {text!r:.80}"
+            f"--since expects a time such as 15m (ago), 2026-11-18T10:00:00Z or epoch milliseconds, got {text!r:.80}"
         ) from None
     aware = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     return max(0, int(aware.timestamp() * 1000))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import IO, Any, NoReturn, TypeVar
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
 from chasqui.cli.shown import many, payload
-from chasqui.errors import BulkInterrupted, ChasquiError, ConfigError, ResultTimeout
+from chasqui.errors import BulkInterrupted, ChasquiError, ConfigError, PayloadError, ResultTimeout
 from chasqui.job import Backoff, NewJob, RetryOverride
 from chasqui.options import ProducerOptions, option_duration
 from chasqui.producer import Producer
@@ -78,7 +81,9 @@ def add(call: Call) -> int:
 
     with call.producer() as producer:
         if args.lines is None:
-            ids = producer.add_bulk_jobs([job(_value(args.payload, text=args.text, where="PAYLOAD"))])
+            one = job(_value(args.payload, text=args.text, where="PAYLOAD"))
+            with _placed(lambda _: ""):
+                ids = producer.add_bulk_jobs([one])
             _tell(call, ids)
             return Exit.OK
         added = _add_lines(call, producer, job)
@@ -111,7 +116,8 @@ def _add_lines(call: Call, producer: Producer, job: Callable[[Any], NewJob]) -> 
         for chunk in _chunks(_payloads(file, text=call.args.text)):
             unsure = len(chunk)
             try:
-                producer.add_bulk_jobs([job(value) for _, value in chunk])
+                with _placed(partial(_line, chunk)):
+                    producer.add_bulk_jobs([job(value) for _, value in chunk])
             except BulkInterrupted as half:
                 sure = _leading(half)
                 added, unsure = added + sure, half.acknowledged + half.unknown - sure
@@ -123,6 +129,22 @@ def _add_lines(call: Call, producer: Producer, job: Callable[[Any], NewJob]) -> 
             added, unsure, line = added + len(chunk), 0, chunk[-1][0]
             advance(len(chunk))
     return added
+
+
+@contextlib.contextmanager
+def _placed(place: Callable[[int], str]) -> Iterator[None]:
+    """A job that is refused is named by where the user wrote it, and not by its number in our call."""
+    try:
+        yield
+    except (ConfigError, PayloadError) as error:
+        found = re.match(r"jobs\[(\d+)\]: ", error.message)
+        if found is None:
+            raise
+        raise type(error)(place(int(found[1])) + error.message[found.end() :]) from None
+
+
+def _line(chunk: list[tuple[int, Any]], place: int) -> str:
+    return f"line {chunk[place][0]}: "
 
 
 def _leading(half: BulkInterrupted) -> int:
