@@ -293,6 +293,7 @@ def test_an_interrupt_from_outside_ends_the_task() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12 and newer
 @pytest.mark.parametrize("leaves", ["by exit", "by return", "by error"])
 def test_a_child_that_a_handler_forks_does_not_do_the_rest_of_the_task(leaves: str) -> None:
     codes: list[int] = []
