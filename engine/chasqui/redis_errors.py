@@ -20,6 +20,7 @@ from chasqui.errors import (
 )
 from chasqui.protocol.flow import Refusal
 from chasqui.protocol.produce import PASSING
+from chasqui.protocol.slots import REDIRECTIONS
 
 # redis-py strips the code off the errors that it has classes for.
 _CODES: list[tuple[type[Exception], str]] = [
@@ -115,6 +116,8 @@ def typed(refusal: Refusal, address: Address) -> RedisError:
         return AuthFailed(f"{address.shown} does not allow this user the command ({said}); check the url and the ACL")
     if refusal.code == "READONLY":
         return ReadOnlyServer(f"{address.shown} is a read-only replica ({said}); give the url of the primary")
+    if refusal.code in REDIRECTIONS and address.kind != "cluster":
+        return ServerError(f"{address.shown} is a node of a cluster ({said}); its url starts with redis+cluster://")
     if refusal.code in PASSING:
         return ConnectionLost(f"{address.shown} is not ready ({said}); try again later")
     if refusal.code == "OOM":

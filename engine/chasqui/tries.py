@@ -38,7 +38,8 @@ class Tries:
         self._failures = 0
         self._followed = self._sent = False
         # In a batch only what has to do with slots is sent again here; the rest is in the list, for the flow.
-        self._passing = UNSETTLED if isinstance(step, Batch) else PASSING
+        passing = UNSETTLED if isinstance(step, Batch) else PASSING
+        self._passing = passing if address.kind == "cluster" else passing - REDIRECTIONS
         self.key = step.key if isinstance(step, Feed) else _key_of(self._commands)
         self.wait_ms = 0 if isinstance(step, Feed) else step.wait_ms
         self._as_bytes = step.as_bytes if isinstance(step, Command) else 0

@@ -17,7 +17,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from chasqui import AsyncProducer, ConnectionLost, NewJob, Producer, RedisError
+from chasqui import AsyncProducer, ConnectionLost, NewJob, Producer, RedisError, ServerError
 from chasqui.address import parse
 from chasqui.connections import AsyncNodes, Nodes, settings_of
 from chasqui.embedded import EmbeddedServer, start
@@ -234,6 +234,16 @@ def test_any_node_of_the_cluster_will_do_to_start_with(
 
     for node, queue in zip(cluster.clients, on_each_node, strict=True):
         assert payloads(in_stream(node, queue)) == list(range(10))
+
+
+def test_a_url_without_cluster_is_told_what_it_lacks(
+    connect: Connect, cluster: Cluster, on_each_node: list[str]
+) -> None:
+    producer = connect(cluster.nodes[0].url, queue=on_each_node[1])
+
+    for add in (lambda: producer.add(1), lambda: producer.add_bulk([1]), lambda: producer.get_result_bulk(["i"])):
+        with pytest.raises(ServerError, match=r"is a node of a cluster .*redis\+cluster://"):
+            add()
 
 
 def test_a_producer_follows_its_queue_to_another_node(
