@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -278,9 +279,12 @@ def _cancelled() -> bool:
 
 
 def _called(function: Callable[[Any], Any], argument: Any) -> Any:
-    with resumed():
+    gc.enable()  # as resumed() does, in a fifth of the time
+    try:
         answer = function(argument)
-        return asyncio.run(_awaited(answer)) if isinstance(answer, Awaitable) else answer
+        return answer if answer is None or not isinstance(answer, Awaitable) else asyncio.run(_awaited(answer))
+    finally:
+        gc.disable()
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
