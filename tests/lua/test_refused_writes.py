@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -81,13 +82,49 @@ def test_a_dead_letter_that_cannot_be_written_leaves_the_job_with_its_worker(
     assert (q.stream, q.pending) == (["a"], [(entry, "me", 1)])
 
 
-def test_settling_that_is_broken_off_keeps_the_delivery_count(q: Pending, without: Callable[[str], Run]) -> None:
-    (entry,) = q.taken("me", "a", deliveries=2)
+@pytest.mark.parametrize("refused", ["xack", "xdel"])
+def test_what_cannot_be_taken_out_is_not_added_elsewhere(
+    q: Pending, without: Callable[[str], Run], refused: str
+) -> None:
+    """Each new try would add it once more."""
+    (entry,) = q.taken("me", "a")
+    run = without(refused)
 
     with pytest.raises(redis.ResponseError):
-        without("zadd")("retry_later", [q.keys.stream, q.keys.delayed], GROUP, "me", entry, 5, "member")
+        run("retry_later", [q.keys.stream, q.keys.delayed], GROUP, "me", entry, 5, "member")
+    with pytest.raises(redis.ResponseError):
+        run("dead_letter", [q.keys.stream, q.keys.dlq], GROUP, "me", 100, entry, "a", "", "why", "", "")
 
-    assert q.pending == [(entry, "me", 2)]
+    assert (q.pending, q.delayed, q.dead) == ([(entry, "me", 1)], {}, [])
+
+
+def test_what_cannot_be_taken_out_is_not_promoted_or_replayed(q: Pending, without: Callable[[str], Run]) -> None:
+    member, letter = delay(q, "a"), q.client.xadd(q.keys.dlq, {"d": "a"})
+    lock = [q.keys.delayed, q.keys.stream, q.keys.promoter_lock, q.keys.dlq]
+
+    with pytest.raises(redis.ResponseError):
+        without("zrem")("promote_due", lock, "me", 60_000, 100, 0, 0, 100, 1)
+    with pytest.raises(redis.ResponseError):
+        without("zrem")("promote_members", [q.keys.delayed, q.keys.stream], 0, 0, member)
+    with pytest.raises(redis.ResponseError):
+        without("xdel")("replay_dead_letters", [q.keys.dlq, q.keys.stream], 0, 0, letter, "a", "")
+
+    assert q.stream == []
+
+
+def test_a_repeat_spec_whose_next_fire_cannot_be_set_does_not_fire(q: Pending, without: Callable[[str], Run]) -> None:
+    spec = q.keys.repeat_spec("k")
+    q.client.set(q.keys.scheduler_lock, "me", px=60_000)
+    q.client.zadd(q.keys.repeat, {"k": 5})
+    q.client.hset(spec, "spec", b"stored")
+    keys = [q.keys.scheduler_lock, q.keys.repeat, spec, q.keys.stream]
+    args = ("me", "k", "5", hashlib.sha1(b"stored").hexdigest(), 0, 0, 0, 6, "", "", "envelope")
+
+    with pytest.raises(redis.ResponseError):
+        without("zadd")("fire_repeat", keys, *args)
+
+    assert q.stream == []
+    assert q.call("fire_repeat", keys, *args) == [1, 0]
 
 
 def test_a_replay_that_cannot_be_written_leaves_the_dead_letter(q: Pending) -> None:

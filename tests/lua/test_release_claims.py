@@ -33,7 +33,7 @@ def test_another_worker_takes_it_with_that_count(q: Pending) -> None:
     (entry,) = q.taken("me", "a")
     release(q, (entry, 0))
 
-    taken, _ = q.call("claim_stale", [q.keys.stream], GROUP, "other", 30_000, 10)
+    taken, _, _ = q.call("claim_stale", [q.keys.stream], GROUP, "other", 30_000, 10, 0)
 
     assert taken == [[entry, [b"d", b"a"], 0]]
 

@@ -12,11 +12,12 @@ local found = redis.call('TYPE', dlq).ok
 if found ~= 'none' and found ~= 'stream' then
   return redis.error_reply('WRONGTYPE ' .. dlq .. ' holds a ' .. found)
 end
+redis.call('XACK', stream, group, '0-0')
+redis.call('XDEL', stream, '0-0')
 local moved = {}
 for i = 4, #ARGV, 6 do
   local id, name, detail, failure = ARGV[i], ARGV[i + 2], ARGV[i + 4], ARGV[i + 5]
   if #redis.call('XPENDING', stream, group, id, id, 1, consumer) == 1 then
-    redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
     local entry = { 'XADD', dlq, 'MAXLEN', '~', max_len, '*', 'd', ARGV[i + 1] }
     local function put(field, value)
       if value ~= '' then

@@ -2,7 +2,8 @@
 -- Race: two leaders, a leader that slept past its lease, a call sent again after a lost reply, an upsert or a removal
 -- since the plan was made: it acts only while we hold the lease and the spec stands, with the same score and the same
 -- bytes, as it was planned from. Firing changes the score in the same step, so each plan is carried out once.
--- At the cap the spec stays as it is, to be tried again.
+-- At the cap the spec stays as it is, to be tried again. That its score can be set is tried first: were that refused after
+-- the jobs are added, they would be added again and again.
 -- KEYS[1] lock
 -- KEYS[2] repeat
 -- KEYS[3] spec      the hash
@@ -37,6 +38,7 @@ if count > 0 and cap > 0 and call('XLEN', stream) >= cap then return -1 end
 -- Not HINCRBY: a count that is no number would make it fail after the jobs are added.
 local fired = tonumber(string.match(call('HGET', spec, 'fired') or '', '^%d+$')) or 0
 if limit > 0 then count = math.min(count, math.max(0, limit - fired)) end
+call('ZADD', repeats, 'XX', score, key)
 local entry = { 'XADD', stream, '*', 'd', '' }
 if trim ~= '0' then entry = { 'XADD', stream, 'MAXLEN', '~', trim, '*', 'd', '' } end
 local place = #entry

@@ -2,7 +2,8 @@
 -- Race: two promoters: the lease is taken or renewed in the same step, and a member is removed as it is added, so none
 -- is promoted twice even by a leader that does not know it was replaced. A member that is no job goes to the dead
 -- letters, and the others go on. At the cap jobs stay where they are, and so does what cannot be added; what was added
--- before it is removed all the same. Where nothing could be handled the answer is the error.
+-- before it is removed all the same. Where nothing could be handled the answer is the error. As in retry_later what takes
+-- out is tried first.
 -- KEYS[1] delayed
 -- KEYS[2] stream
 -- KEYS[3] lock
@@ -28,6 +29,7 @@ for key, wanted in pairs({ [delayed] = 'zset', [stream] = 'stream' }) do
   end
 end
 call('SET', lock, holder, 'PX', ttl_ms)
+call('ZREM', delayed, 'no member')
 local time = call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 if cap > 0 then batch = math.min(batch, cap - call('XLEN', stream)) end

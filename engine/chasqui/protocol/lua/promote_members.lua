@@ -1,6 +1,6 @@
 -- Moves chosen members of the delayed set to the stream before their time.
 -- Race: against the promoter, a cancel, or another call like this: whoever removes the member has the job. It is removed
--- after the add: a write that is refused leaves it where it is.
+-- after the add: a write that is refused leaves it where it is. As in retry_later what takes out is tried first.
 -- KEYS[1] delayed
 -- KEYS[2] stream
 -- ARGV[1] cap    stop when the stream holds this many; 0 = never
@@ -15,6 +15,7 @@ for key, wanted in pairs({ [delayed] = 'zset', [stream] = 'stream' }) do
     return redis.error_reply('WRONGTYPE ' .. key .. ' holds a ' .. found)
   end
 end
+redis.call('ZREM', delayed, 'no member')
 local length = redis.call('XLEN', stream)
 local moved = {}
 for i = 3, #ARGV do

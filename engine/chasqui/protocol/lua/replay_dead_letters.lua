@@ -1,6 +1,7 @@
 -- Moves dead letters back to the stream.
 -- Race: two replays of the same entry, or one whose reply was lost: only an entry that is there adds the job, and it is
--- removed in the same step, after the add: a write that is refused leaves it where it is.
+-- removed in the same step, after the add: a write that is refused leaves it where it is. As in retry_later what takes
+-- out is tried first.
 -- KEYS[1] dlq
 -- KEYS[2] stream
 -- ARGV[1] cap    stop when the stream holds this many; 0 = never
@@ -15,6 +16,7 @@ for _, key in ipairs(KEYS) do
     return redis.error_reply('WRONGTYPE ' .. key .. ' holds a ' .. found)
   end
 end
+redis.call('XDEL', dlq, '0-0')
 local length = redis.call('XLEN', stream)
 local moved = 0
 for i = 3, #ARGV, 3 do
