@@ -64,6 +64,7 @@ class Runner:
 
     def run_sync(self, *args: Any) -> None:
         """Run until SIGTERM, SIGINT or ``stop`` ends it in good order; a second signal ends it at once."""
+        self.ended_at_once = False
         with _calm_collector():
             loop = asyncio.new_event_loop()
             try:

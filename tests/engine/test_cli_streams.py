@@ -133,3 +133,19 @@ def test_a_full_queue_tells_which_lines_are_in(one_url: str, tmp_path: Path) -> 
     assert done.returncode == 4
     assert CHUNK <= added < 2 * CHUNK + 5
     assert f"added {added:,} jobs, up to line {added:,}; for the rest: tail -n +{added + 1} {file} |" in done.stderr
+
+
+def test_bench_that_is_interrupted_twice_leaves_nothing_behind(one_url: str) -> None:
+    with redis.Redis.from_url(one_url) as client:
+
+        def measured() -> list[bytes]:
+            return list(client.scan_iter(match="*chasqui-bench-*", count=1000))
+
+        process = start(one_url, "bench", "--jobs", "2000000")
+        eventually(lambda: any(client.xlen(stream) > 20_000 for stream in measured()), within=30)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+
+        assert (process.returncode, err) == (130, "")
+        assert measured() == []

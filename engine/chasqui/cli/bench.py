@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 import uuid
 from dataclasses import fields
+from threading import current_thread, main_thread
 from typing import Any
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
@@ -50,7 +52,7 @@ def run(call: Call) -> int:
         with Producer(**_given(adding)) as producer:
             figures = _measure(call, producer, link, consuming, jobs)
     finally:
-        link.run(observe.drop(Keys(queue)))
+        _remove(link, Keys(queue))
         link.close()
     if call.screen.json:
         call.screen.document(figures)
@@ -65,6 +67,20 @@ def run(call: Call) -> int:
     )
     call.screen.line(f"{many(jobs, 'job')} of {many(call.args.bytes, 'byte')}, through {link.shown}")
     return Exit.OK
+
+
+def _remove(link: Link, keys: Keys) -> None:
+    """Remove the queue, also when a second Ctrl-C follows the first. What was on its way when the first one came may
+    arrive behind the first removal, and make the stream anew.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if current_thread() is main_thread() else None
+    try:
+        for pause_s in (0.1, 0.4, 0):
+            link.run(observe.drop(keys))
+            time.sleep(pause_s)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _measure(call: Call, producer: Producer, link: Link, options: ConsumerOptions, jobs: int) -> dict[str, Any]:
