@@ -14,7 +14,7 @@ import argparse
 import difflib
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,9 +35,14 @@ from chasqui.options import (
 
 Options = TypeVar("Options")
 
-# Every role that reads a table of the file; the last ones are the Spark connector's.
-TABLES = ("producer", "consumer", "promoter", "scheduler", "source", "sink", "replay")
-_ROLES = (ProducerOptions, ConsumerOptions, PromoterOptions, SchedulerOptions)
+ROLES = {
+    "producer": ProducerOptions,
+    "consumer": ConsumerOptions,
+    "promoter": PromoterOptions,
+    "scheduler": SchedulerOptions,
+}
+# Every role that reads a table of the file; the last ones are the Spark connector's, which knows their options.
+TABLES = (*ROLES, "source", "sink", "replay")
 # Options of the Spark connector that would pass for a slip of the engine's.
 _CONNECTORS = ("queues", "consumer")
 MAX_FILE_BYTES = 1 << 20
@@ -87,7 +92,7 @@ def collect(
 
 def _refuse_slips(cls: type[Any], environ: Mapping[str, str]) -> None:
     """A variable that is empty, or that nobody reads though its name is nearly one that somebody does."""
-    known = {name for role in (cls, *_ROLES) for name, *_ in described(role)} | {"config"}
+    known = {name for role in (cls, *ROLES.values()) for name, *_ in described(role)} | {"config"}
     filled = {name for name, _, _, default in described(cls) if default != ""}
     for variable, value in environ.items():
         name = variable.removeprefix("CHASQUI_").lower()
@@ -120,9 +125,18 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     top = [name for name, *_ in described(ConnectionOptions)]
     for name, value in found.items():
-        known, what = (list(TABLES), "table") if isinstance(value, dict) else (top, "option")
+        if isinstance(value, dict):
+            _refuse_unknown(path, "table", [name], TABLES)
+            if role := ROLES.get(name):
+                _refuse_unknown(f"{path}, table [{name}]", "option", value, [option for option, *_ in described(role)])
+        else:
+            _refuse_unknown(path, "option", [name], top)
+    return found
+
+
+def _refuse_unknown(where: object, what: str, names: Iterable[str], known: Sequence[str]) -> None:
+    for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise OptionError(f"{path}: unknown {what} {name!r:.80}{hint} Known: {', '.join(known)}")
-    return found
+            hint = f"; did you mean {near[0]}?" if near else "."
+            raise OptionError(f"{where}: unknown {what} {name!r:.80}{hint} Known: {', '.join(known)}")

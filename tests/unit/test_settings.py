@@ -98,6 +98,7 @@ def test_variables_of_other_roles_and_of_others_are_let_through(cls: type[Any]) 
     ("text", "words"),
     [
         ("[consmer]\nbatch = 1", "unknown table 'consmer'; did you mean consumer?"),
+        ("[consumer]\nbach = 1", "table [consumer]: unknown option 'bach'; did you mean batch?"),
         ("pol_size = 1", "unknown option 'pol_size'; did you mean pool_size?"),
         ("url = ", "is not TOML"),
         ("\xff", "is not TOML"),
