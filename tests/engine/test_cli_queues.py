@@ -163,7 +163,8 @@ def test_retry_rules_travel_with_the_job(ctl: Ctl, url: str, queue: str) -> None
         (["repeatable", "upsert", "q", "n", "--cron", "61 * * * *"], "61 * * * *"),
         (["repeatable", "upsert", "q", "n", "--every", "1s", "--tz", "UTC"], "--tz"),
         (["dlq", "filter", "q", "--since", "yesterday"], "--since expects a time such as 15m"),
-        (["events", "q", "--from", "x"], "start expects"),
+        (["events", "q", "--from", "x"], "--from expects"),
+        (["repeatable", "upsert", "q", "n", "--every", "0s"], "--every expects a time of at least 1ms"),
     ],
 )
 def test_users_mistake_is_told_in_a_line_and_ends_with_two(ctl: Ctl, args: list[str], words: str) -> None:

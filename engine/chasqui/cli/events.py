@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from chasqui.cli.command import Call, Exit, Subparsers, add_command, at_least
 from chasqui.cli.shown import moment, printable
+from chasqui.errors import ConfigError
 from chasqui.options import RoleOptions, option_duration
 from chasqui.protocol.events import Event
 from chasqui.queue_events import QueueEvents
@@ -47,7 +48,11 @@ def run(call: Call) -> int:
     given = {f.name: getattr(options, f.name) for f in fields(options)}
     logging.getLogger("chasqui.events").setLevel(logging.WARNING)  # an outage is said while it lasts
     left = args.limit
-    with QueueEvents(given.pop("url"), start=args.start, **given) as events:
+    try:
+        following = QueueEvents(given.pop("url"), start=args.start, **given)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace("start expects", "--from expects", 1)) from None
+    with following as events:
         for event in _read(events, call):
             if not _wanted(event, args.event, args.name, args.id):
                 continue

@@ -105,7 +105,10 @@ def upsert(call: Call) -> int:
     elif args.tz is not None:
         raise ConfigError("--tz is the zone of a cron expression, and --every has none")
     else:
-        pattern = RepeatPattern.every(option_duration("--every", args.every))
+        interval_ms = option_duration("--every", args.every)
+        if interval_ms < 1:
+            raise ConfigError(f"--every expects a time of at least 1ms, got {args.every!r:.80}")
+        pattern = RepeatPattern.every(interval_ms)
     try:
         payload = json.loads(args.payload)
     except (ValueError, RecursionError) as error:
