@@ -20,7 +20,7 @@ SEND_JOBS = 1000
 others have done.
 """
 
-_MOST_WAITING = 4 * SEND_JOBS
+_MOST_WAITING = 8 * SEND_JOBS  # two pages: the server is never without work
 _BYTES_LIKE_A_JOB = 1000  # of results, which wait in memory too
 
 
