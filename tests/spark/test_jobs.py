@@ -1,4 +1,4 @@
-"""The pipelines of jobs/, each run as its users run it: by spark-submit, against a real queue."""
+"""The pipelines of jobs/ against a real queue: each by spark-submit, as users run it, its other ways in our session."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_files_are_enqueued_once_as_batch_and_as_stream(
     batch = ("--input", str(csv), "--format", "csv", "--config", str(config))
     select = ("--select", "kind AS name, struct(to) AS payload")
 
-    assert "enqueued 50 rows of" in job("enqueue_files", *batch, *select)
+    assert "enqueued 50 rows of" in submit("enqueue_files.py", *batch, *select, CHASQUI_URL=one_url)
     assert "skipped 50 rows, because files has version 1 already, of" in job("enqueue_files", *batch, *select)
 
     assert payloads(one_url, one_queue) == [("welcome", {"to": f"user{n}"}) for n in range(50)]
@@ -214,7 +214,7 @@ def test_events_are_archived_by_day_without_doubles_and_judged(
         "--starting-timestamp",
         "1794979000000",
     )
-    assert " windows missed" in job("queue_slo", *objectives, "--max-failures", "0.5")
+    assert " windows missed" in submit("queue_slo.py", *objectives, "--max-failures", "0.5", CHASQUI_URL=one_url)
     assert "1 of " in job("queue_slo", *objectives, "--max-failures", "0.01", expect=1)
 
 
@@ -248,7 +248,7 @@ def test_dead_letters_are_reported_repaired_and_replayed(job: Callable[..., str]
         work_off(one_url, one_queue, 3)
         common = ("--queue", one_queue, "--payload-schema", "to STRING, n INT")
 
-        told = job("dlq_triage", *common)
+        told = submit("dlq_triage.py", *common, CHASQUI_URL=one_url)
         assert "unrecoverable" in told
         assert "no address" in told
         assert producer.stats().dlq == 2
