@@ -53,6 +53,7 @@ log = logging.getLogger("chasqui.spark")
 MAX_JOBS = 100_000
 _ANY = 2**53
 _GRACE_S = 5.0
+_ROLES_S = 0.3
 _FIGURES_EVERY_S = 1.0
 _NOT_CONSUME = ("starting_offsets", "starting_timestamp")
 
@@ -174,6 +175,8 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """The driver is gone. What is in flight stays as it is: the next driver goes on with it."""
+        if self._roles is not None:
+            self._roles.stop(_ROLES_S)
         if self._claims is not None:
             self._claims.close()
         close_all()
@@ -263,7 +266,7 @@ class ConsumeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             if self._roles is not None:
-                self._roles.stop(0.3)
+                self._roles.stop(_ROLES_S)
             if self._claims is not None:
                 released = self._claims.leave(_GRACE_S, self._lingers_s)
                 if released:

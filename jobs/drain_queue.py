@@ -48,17 +48,19 @@ def main(argv: list[str]) -> int:
         started = time.monotonic()
 
         def tell(done: int) -> None:
-            stats = producer.stats(group=options.group)
+            now = producer.overview(group=options.group)
             rate = done / (time.monotonic() - started)
-            left = stats.waiting + stats.pending
+            left = now.waiting + now.pending
             eta = f"{left / rate:,.0f} s" if rate else "unknown"
-            print(f"{done:,} done, {rate:,.0f}/s, {left:,} left, ETA {eta}", file=sys.stderr)
+            failed = f"{dead_since(before, now):,} given up, {now.delayed:,} to be retried"
+            print(f"{done:,} done ({failed}), {rate:,.0f}/s, {left:,} left, ETA {eta}", file=sys.stderr)
 
         done = Counted(query).finish(2, tell)
         after = producer.overview(group=options.group)
+        took = time.monotonic() - started
     dead = dead_since(before, after)
     print(
-        f"worked on {done:,} jobs in {time.monotonic() - started:,.1f} s: {dead:,} new dead letters, "
+        f"worked on {done:,} jobs in {took:,.1f} s, {done / took:,.0f}/s: {dead:,} new dead letters, "
         f"{after.delayed:,} delayed, {after.waiting:,} waiting"
     )
     return 1 if dead > 0 else 0
