@@ -148,7 +148,7 @@ def test_an_idle_query_runs_no_batches(spark: SparkSession, one_url: str, one_qu
     try:
         eventually(lambda: run.rows, within=60)
         one = redis.Redis.from_url(one_url)
-        calls = lambda: one.info("commandstats")["cmdstat_xinfo|stream"]["calls"]  # noqa: E731
+        calls = lambda: one.info("commandstats")["cmdstat_xrange"]["calls"]  # noqa: E731
         before = calls()
         eventually(lambda: calls() > before + 50, within=60)
     finally:
